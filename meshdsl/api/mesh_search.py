@@ -146,8 +146,8 @@ class BoundedConfiguration:
     def plan(self) -> Plan:
         """Plan the configuration."""
         assert self.stages is not None and self.program is not None
-        options = self.stages.options
-        return plan_best_variant(self.program, options.mesh, self.stages.user_pins, options.memory).plan
+        options, program = self.stages.options, self.stages.with_uneven_pins(self.program)
+        return plan_best_variant(program, options.mesh, self.stages.user_pins, options.memory).plan
 
 
 @dataclass
@@ -214,6 +214,7 @@ class ConfigurationSearch:
             pipeline=config.pipeline,
             axis_names=program.axis_names,
             constraints=program.constraints,
+            uneven=program.uneven,
         )
 
     def _program(self, stages: CallStages, config: Configuration) -> TracedProgram:

@@ -44,6 +44,7 @@ JAX_SETTINGS = (  # settings of jax that a trace depends on
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion"),
     *("jax_default_prng_impl", "jax_threefry_partitionable"),
 )
+UNEVEN = ("error", "replicate", "pad")  # what a pin that does not divide is
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 CONSTRAINTS = ("keep", "ignore")  # what becomes of shardings that jax's own functions state
@@ -75,6 +76,7 @@ class Options:
     axis_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constraints: str = "keep"
     mapped: bool = False
+    uneven: str = "error"
 
 
 def jax_settings() -> tuple[Any, ...]:
@@ -189,6 +191,7 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         axis_names=_parse_axis_names(given["axis_names"], mesh, rows),
         constraints=_parse_constraints(given["constraints"], rows),
         mapped=given["mapped"],
+        uneven=parse_uneven(given["uneven"], rows),
     )
     rows += argument_faults(step, made)
     if rows:
@@ -332,6 +335,15 @@ def _parse_constraints(given: object, rows: list[str]) -> str:
         rows.append(f"constraints: {is_a(given)}, neither 'keep' nor 'ignore'{near}")
         return CONSTRAINTS[0]
     return given
+
+
+def parse_uneven(uneven: object, rows: list[str]) -> str:
+    """Return what becomes of pins that do not divide; append a fault if it is none of ``UNEVEN``."""
+    if isinstance(uneven, str) and uneven in UNEVEN:
+        return uneven
+    choices = " or ".join(map(repr, UNEVEN))
+    rows.append(f"uneven: {uneven!r} is not {choices}{nearest(uneven, UNEVEN) if isinstance(uneven, str) else ''}")
+    return "error"
 
 
 def _parse_devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:

@@ -1,13 +1,15 @@
 """Choose among variants of a program: with and without padding of uneven dims, with and without overlap.
 
 A length is a candidate for padding if it does not divide over the mesh, is long enough that the padding is small, and
-is used by a matrix product or a lookup. Whether padding pays is for the planner to say, so the choice is greedy: the
-program is planned as written, then with one candidate after the other padded, longest first, and a padding that does
-not make the plan faster is undone. Three rules bound the work and the surprise:
+is used by a product, a convolution or a lookup; one that none of them uses, if a reduction or a pooling does. Whether
+padding pays is for the planner to say, so the choice is greedy: the program is planned as written, then with one
+candidate after the other padded, longest first, and a padding that does not make the plan faster is undone. Three rules
+bound the work and the surprise:
 
-1. A split that ``md.constrain`` demands inside the step is impossible without padding, so it is padded first.
+1. A split that ``md.constrain`` demands inside the step is impossible without padding, so it is padded first; a short
+   dim only if the user asked for that (``uneven="pad"``).
 2. A program of more than ``SearchLimits.solve_variant_operations`` operations is not planned again for a length that
-   every mesh axis divides by itself.
+   every mesh axis divides by itself, or that only reductions use.
 3. When the time limit is up, no further candidate is tried.
 
 Only the best variant is polished, proved and written as a plan. Notes in the plan list every length that was padded,
@@ -25,7 +27,7 @@ from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding.min_cut import constrained_sizes, padded_length, padded_sizes
-from meshdsl.padding.rewrite import pad_program
+from meshdsl.padding.uneven_pins import padded_variant
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
@@ -97,30 +99,43 @@ def plan_best_variant(
       PinError: the pins contradict each other, or the program.
       MemoryLimitError: no plan within the limit was found.
     """
-    candidates, clock = padded_sizes(program, mesh), Deadline(seconds)
+    large = graph_index(program.graph).op_count > limits.solve_variant_operations
+    candidates, clock = padded_sizes(program, mesh, reductions=not large), Deadline(seconds)
 
     def attempt(sizes: Sizes) -> Variant:
-        padded = pad_program(program, sizes)
+        padded = padded_variant(program, sizes, mesh, user_pins)
         pins = user_pins.resolve(padded, mesh)
         try:
             return Variant(sizes, padded, pins, solve(padded, mesh, pins, memory, clock, limits))
         except MemoryLimitError as error:
             return Variant(sizes, padded, pins, error)
 
-    demanded = set(constrained_sizes(program.graph, mesh))
-    required = {n: m for n, m in candidates.items() if n in demanded}
+    required = constrained_sizes(program.graph, mesh)
+    if user_pins.uneven != "pad":  # long ones alone
+        required = {n: m for n, m in candidates.items() if n in required}
     optional = [n for n in candidates if n not in required]
-    large = graph_index(program.graph).op_count > limits.solve_variant_operations
     untried = [n for n in optional if large and not any(n % k for k in mesh.sizes)]
 
     best = attempt(required)
-    notes = [*_unused_lengths(program, mesh, candidates), *(_required_note(best, n) for n in required)]
+    notes = [
+        *_unused_lengths(program, mesh, {**candidates, **required}, large),
+        *(_required_note(best, n) for n in required),
+    ]
     notes += [_untried_note(program, n) for n in untried]
     for n in optional:
         if n not in untried and not clock.expired():
             trial = attempt({**best.sizes, n: candidates[n]})
             notes.append(_trial_note(best, trial, n))
             best = trial if trial.seconds < best.seconds else best
+
+    rejected = [n for n in optional if n not in best.sizes and n not in untried]
+    if len(rejected) > 1 or (rejected and len(best.sizes) > len(required)):  # lengths of one region pay together
+        trial = attempt(candidates) if not large and not clock.expired() else best
+        if trial.seconds < best.seconds:
+            notes = [*_unused_lengths(program, mesh, {**candidates, **required}, large)]
+            notes += [_required_note(trial, n) for n in required]
+            notes += [_trial_note(best, trial, n) for n in optional]
+            best = trial
 
     with worker_pool() as start:
         if isinstance(best.outcome, SearchResult):
@@ -181,7 +196,7 @@ class Variant:
 
 
 def _required_note(variant: Variant, n: int) -> str:
-    text = f"{variant.named(n)} is padded to {variant.sizes[n]} inside the step, as md.constrain splits it"
+    text = f"{variant.named(n)} is padded to {variant.sizes[n]} inside the step, as a constraint splits it"
     return text + _loop_note(variant, n)
 
 
@@ -212,11 +227,12 @@ def _loop_note(variant: Variant, n: int) -> str:
     return ""
 
 
-def _unused_lengths(program: TracedProgram, mesh: Mesh, candidates: Sizes) -> Iterator[str]:
+def _unused_lengths(program: TracedProgram, mesh: Mesh, candidates: Sizes, large: bool) -> Iterator[str]:
     """Yield a note per uneven length of the inputs that is no candidate."""
+    users = "product, convolution or lookup" if large else "product, convolution, lookup or reduction"
     for n in dict.fromkeys(n for leaf in program.inputs for n in leaf.shape):
         if n not in candidates and padded_length(n, mesh) > n:
-            text = "does not divide over the mesh and is left unpadded: no matrix product or lookup uses it"
+            text = f"does not divide over the mesh and is left unpadded: no {users} uses it"
             yield f"{_listed(_dims(program, n))} ({n}) {text}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.api.options import CONSTRAINTS
+from meshdsl.api.options import CONSTRAINTS, parse_uneven
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, faults, is_a
 from meshdsl.ir.graph import TracedProgram
@@ -47,6 +47,7 @@ class Program:
       overlap: whether the plan is chosen by simulated time with overlap, as in ``parallelize``.
       axis_names: mesh axes by the axis names of the step's collectives, as in ``parallelize``.
       constraints: what shardings of jax inside the step do, as in ``parallelize``.
+      uneven: what becomes of pins that do not divide, as in ``parallelize``.
 
     Raises:
       ArgumentError: lists all fields that are not of these kinds.
@@ -68,6 +69,7 @@ class Program:
     overlap: bool = False
     axis_names: Mapping[str, str | Sequence[str]] | None = None
     constraints: str = "keep"
+    uneven: str = "error"
 
     def __post_init__(self) -> None:
         """Check the kinds of all fields."""
@@ -93,6 +95,7 @@ class Program:
             rows.append(f"axis_names: {is_a(self.axis_names)}, not a dict of mesh axes by axis names")
         if self.constraints not in CONSTRAINTS:
             rows.append(f"constraints: {is_a(self.constraints)}, neither 'keep' nor 'ignore'")
+        parse_uneven(self.uneven, rows)
         if rows:
             raise ArgumentError(faults("invalid arguments of Program:", rows))
 
@@ -169,4 +172,5 @@ def parallelize_program(
         overlap=program.overlap and plan is None,
         axis_names=program.axis_names,
         constraints=program.constraints,
+        uneven=program.uneven,
     )

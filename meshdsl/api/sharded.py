@@ -22,6 +22,7 @@ from meshdsl.api.explain import Explanation, explain
 from meshdsl.api.options import Options, jax_settings, parse_options, parse_pin_changes
 from meshdsl.api.plan_variants import PlannedProgram
 from meshdsl.api.stages import CallStages, call_key, trace_for
+from meshdsl.errors import shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
@@ -65,6 +66,7 @@ def parallelize(
     time_limit: float | None = None,
     axis_names: Mapping[str, str | Sequence[str]] | None = None,
     constraints: str = "keep",
+    uneven: str = "error",
 ) -> "Sharded[Params, Result]":
     """Return the step as a function that is planned over ``mesh`` and runs as planned.
 
@@ -97,6 +99,10 @@ def parallelize(
       constraints: what ``jax.lax.with_sharding_constraint``, ``jax.sharding.reshard``, ``jax.device_put`` and the
         shardings of a ``jax.jit`` inside the step do: ``"keep"`` takes them as ``md.constrain``, over mesh axes of the
         same names; ``"ignore"`` plans freely.
+      uneven: what becomes of a pin whose dim does not divide over its axes, as in the last batch of an evaluation:
+        ``"error"``, ``"replicate"`` (over these axes, for that array), or ``"pad"`` (replicated at the step's boundary,
+        padded, split and masked inside: the numbers are those of the step as written). A note in the plan and one line
+        in the log name the array.
 
     Returns:
       The sharded step, with the parameters, the result, the name and the documentation of ``step``.
@@ -132,6 +138,7 @@ def parallelize(
         axis_names=axis_names,
         constraints=constraints,
         mapped=inner is not None,
+        uneven=uneven,
     )
     return Sharded(inner or step, options)
 
@@ -375,6 +382,8 @@ class Sharded(Generic[Params, Result]):
             start = self._starts.get(key) if devices is None else None  # else the program depends on the pins
             stages = CallStages(self.step, self.options, program, devices, start)
             self._log_replanning(stages.traced)
+            if stages.uneven:
+                log.warning("%s: %s", stages.traced.name, "; ".join(shortened(stages.uneven_notes)))
             self._stages[key] = stages
         return self._stages[key]
 

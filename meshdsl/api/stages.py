@@ -30,7 +30,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
-from meshdsl.padding import pad_program
+from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
 from meshdsl.pins import UserPins, fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
@@ -84,7 +84,7 @@ class CallStages:
     def user_pins(self) -> UserPins:
         """What the user fixed, for every rewrite of the program to resolve."""
         o = self.options
-        return UserPins(o.layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced, o))
+        return UserPins(o.layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced, o), o.uneven)
 
     @cached_property
     def checked(self) -> TracedProgram:
@@ -96,14 +96,36 @@ class CallStages:
 
     @cached_property
     def program(self) -> TracedProgram:
-        """The program that is planned: in microbatches or as a pipeline if the options say so."""
+        """The program that is planned: in microbatches or as a pipeline, and uneven pins as constraints, if asked."""
         o = self.options
-        return to_microbatches(self.checked, o.pipeline, o.mesh, self.user_pins) if o.pipeline else self.checked
+        program = to_microbatches(self.checked, o.pipeline, o.mesh, self.user_pins) if o.pipeline else self.checked
+        return self.with_uneven_pins(program)
+
+    def with_uneven_pins(self, program: TracedProgram) -> TracedProgram:
+        """Return a program of this call with notes on its uneven pins, and constraints if they are to be padded."""
+        if not self.uneven:
+            return program
+        padded = self.options.uneven == "pad" and not self.options.pipeline
+        notes = [*program.notes, *self.uneven_notes]
+        return replace(self.uneven.constrained(program) if padded else program, notes=notes)
+
+    @cached_property
+    def uneven(self) -> UnevenPins:
+        """The pins that do not divide and are loosened; none if that is an error."""
+        o = self.options
+        return UnevenPins({}, {}) if o.uneven == "error" else UnevenPins.of(self.checked, o.mesh, self.user_pins)
+
+    @cached_property
+    def uneven_notes(self) -> list[str]:
+        """What becomes of these pins, in sentences."""
+        o = self.options
+        return self.uneven.notes(self.checked, o.mesh, padded=o.uneven == "pad" and not o.pipeline)
 
     @cached_property
     def pins(self) -> Pins:
         """The pins of ``program``, checked; its variants have pins of their own, since their values have other ids."""
-        return self.user_pins.resolve(self.program, self.options.mesh)
+        mesh = self.options.mesh
+        return self.user_pins.resolve(padded_variant(self.program, {}, mesh, self.user_pins), mesh)
 
     @cached_property
     def planned(self) -> PlannedProgram:
@@ -111,13 +133,14 @@ class CallStages:
         o = self.options
         if o.plan is not None:
             return self._check_given_plan(o.plan)
-        if self.start is not None and o.pipeline is None and (found := self.start.replan(self.user_pins)):
+        start = None if o.pipeline or self.uneven else self.start
+        if start is not None and (found := start.replan(self.user_pins)):
             return found
         return plan_best_variant(self.program, o.mesh, self.user_pins, o.memory, o.overlap, o.time_limit)
 
     def _check_given_plan(self, plan: Plan) -> PlannedProgram:
         """Return the program padded as in ``plan``; PlanFileError if the plan is not one of this program."""
-        padded = pad_program(self.program, dict(plan.padded))
+        padded = padded_variant(self.program, dict(plan.padded), self.options.mesh, self.user_pins)
         pins = self.user_pins.resolve(padded, self.options.mesh)
         check_same_program(plan, padded, self.options.mesh, pins, self.options.memory)
         check_runnable(plan, padded, pins.donated, self.options.memory)
@@ -144,7 +167,7 @@ class CallStages:
     def plan_pinned(self, layouts: Mapping[str, Layout | str]) -> Plan:
         """Return a new plan of ``program`` with these layouts in place of the options'."""
         o, donated = self.options, self.user_pins.donated
-        pins = UserPins(layouts, o.outputs, o.rules, donated)
+        pins = UserPins(layouts, o.outputs, o.rules, donated, o.uneven)
         return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit).plan
 
     @property

@@ -11,14 +11,19 @@ Invariant. What the padding holds never reaches an element that is kept, infinit
 NaN, so a product needs zeros in the padding of *both* operands.
 
 Method. ``rules.dim_groups`` says which dims have to be padded together, and what their padding has to hold: anything
-where an operation preserves the dim, the identity of the reduction where it sums it away. Two steps:
+where an operation preserves the dim, the identity of the reduction where it sums it away. For windows and
+reshapes, whose dims differ in length, ``resized_dims`` says so. Two steps:
 
-    min_cut     where to pad and where to slice: around matrix products and lookups, by a minimum cut of copied bytes
-    rewrite     the padded program
+    min_cut        where to pad and where to slice: around products, convolutions, lookups and reductions, by a minimum
+                   cut of copied bytes
+    rewrite        the padded program
 
-Entry points: ``padded_sizes`` (candidate lengths) and ``pad_program``. Nothing is planned here: ``api.plan_variants``
-plans with and without padding and takes the faster. The padded program is an ordinary program; rules, planner, memory,
-lowering and ``verify`` know nothing of padding, and only ``check`` compares it with the step as it was written.
+``uneven_pins`` turns pins that do not divide into constraints, which such a program can meet.
+
+Entry points: ``padded_sizes`` (candidate lengths), ``pad_program`` and ``padded_variant``. Nothing is planned here:
+``api.plan_variants`` plans with and without padding and takes the faster. The padded program is an ordinary program;
+rules, planner, memory, lowering and ``verify`` know nothing of padding, and only ``check`` compares it with the step as
+it was written.
 """
 
 from meshdsl.padding.rewrite import pad_program

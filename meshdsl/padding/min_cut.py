@@ -1,9 +1,10 @@
 """Step 1: which dim groups to pad, by a minimum cut of copied bytes.
 
-Every group is padded or plain. Matrix products and lookups are padded, since padding lets them be split, and so is what
-the user constrained to be split; operations without a group are plain, and so is the boundary of the step. A value
-between the two sides is padded or sliced on its way, which copies it. The cheapest division of the other groups is a
-minimum s-t cut (Ford and Fulkerson 1956): source and sink are the two sides, an edge costs the bytes of a copy.
+Every group is padded or plain. Products, convolutions and lookups are padded, since padding lets them be split, and so
+is what the user constrained to be split; of a length that none of them has, reductions and pooling. Operations without
+a group are plain, and so is the boundary of the step. A value between the two sides is padded or sliced on its way,
+which copies it. The cheapest division of the other groups is a minimum s-t cut (Ford and Fulkerson 1956): source and
+sink are the two sides, an edge costs the bytes of a copy.
 
     params/embed --pad--> dot_general ... softmax ... dot_general --slice--> optimizer
        plain                            padded                              plain
@@ -13,10 +14,10 @@ one parameter is padded, one gradient sliced. Bodies of loops are part of the ne
 iterations: a parameter is padded before the loop that uses it, and a carry stays padded through all iterations.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import combinations
-from math import ceil, inf, prod
+from math import ceil, inf, lcm, prod
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -25,10 +26,12 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.index import GraphIndex, graph_index, ops_named
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.padding.resized_dims import padding_groups, with_merged
 from meshdsl.pins.conflicts import LONG
-from meshdsl.rules.dim_groups import LOOKUPS, DimAt, DimGroup, dim_groups
+from meshdsl.rules.dim_groups import LOOKUPS, POOLINGS, REDUCTIONS, DimAt, DimGroup
 
-WORTH_PADDING = ("dot_general", *LOOKUPS)
+WORTH_PADDING = frozenset(("dot_general", "conv_general_dilated", *LOOKUPS))
+ALSO_WORTH = REDUCTIONS | POOLINGS  # a length that nothing heavier has
 PADDED, PLAIN = 0, 1  # nodes: source and sink
 _CAPACITY_LIMIT = 1 << 29  # of an edge: the solver has 32-bit integers
 _ValueDim = tuple[int, int]  # a value id and its dim
@@ -36,15 +39,16 @@ _ValueDim = tuple[int, int]  # a value id and its dim
 # ---- Which groups are padded -----------------------------------------------------------------------------------------
 
 
-def padded_groups(graph: Graph, sizes: Mapping[int, int]) -> dict[Op, list[DimGroup]]:
+def padded_groups(graph: Graph, sizes: Mapping[int, int], reductions: bool = True) -> dict[Op, list[DimGroup]]:
     """Returns the groups to pad by their operation, in the graph and its bodies.
 
     Args:
-      sizes: the lengths that may be padded; other dims stay as they are.
+      sizes: the lengths that may be padded; other dims stay as they are, but those that reshapes merge these into.
+      reductions: whether reductions and pooling make a length worth padding that no product, window or lookup has.
     """
     if not sizes:
         return {}
-    network = _CutNetwork(graph, sizes)
+    network = _CutNetwork(graph, sizes, reductions)
     padded = network.padded_side() if network.required else set()
     return by_operation(group for node, group in network.groups.items() if node in padded)
 
@@ -64,17 +68,22 @@ def by_operation(groups: Iterable[tuple[Op, DimGroup]]) -> dict[Op, list[DimGrou
 class _CutNetwork:
     """The network: a node per group, and for each dim of each value the nodes of its producer and consumers."""
 
-    def __init__(self, graph: Graph, sizes: Mapping[int, int]) -> None:
-        self.sizes = sizes
+    def __init__(self, graph: Graph, sizes: Mapping[int, int], reductions: bool) -> None:
+        self.sizes = with_merged(graph, sizes)
         self.groups: dict[int, tuple[Op, DimGroup]] = {}
-        self.required: list[int] = []
+        self.worth: dict[int, list[int]] = {}  # by length, nodes that gain from padding
+        self.also_worth: dict[int, list[int]] = {}
         self.producer: dict[_ValueDim, int] = {}
         self.consumers: dict[_ValueDim, set[int]] = {}
         self.bytes: dict[int, int] = {}
         self.count = 2
-        self._has_candidate_dim = cache(lambda shape: any(n in sizes for n in shape))
+        self._has_candidate_dim = cache(lambda shape: any(n in self.sizes for n in shape))
         self._relevant = self._relevant_ops(graph_index(graph))
         self._add_graph(graph, {})
+        worth = {n: nodes for n, nodes in self.worth.items() if n in sizes}
+        light = {n: nodes for n, nodes in self.also_worth.items() if reductions and n in sizes and n not in worth}
+        self.required = [node for nodes in (*worth.values(), *light.values()) for node in nodes]
+        self.preferred = [node for node, (_, group) in self.groups.items() if group.size in light]
 
     def _relevant_ops(self, index: GraphIndex) -> set[int]:
         """Returns ids of the operations that produce or use a value with a candidate dim."""
@@ -93,14 +102,16 @@ class _CutNetwork:
     def _add_op(self, op: Op, trips: int) -> None:
         nodes: dict[DimAt, int] = {}
         inside: list[dict[DimAt, int]] = [{} for _ in op.bodies]
-        for group in dim_groups(op):
-            if group.size in self.sizes:
-                node = self._new_node()
-                self.groups[node] = op, group
-                self.required += [node] if _is_worth_padding(op, group) else []
-                nodes.update(dict.fromkeys(group.ports, node))
-                for which, port in group.inside:
-                    inside[which][port] = node
+        for group in padding_groups(op, self.sizes):
+            node = self._new_node()
+            self.groups[node] = op, group
+            if _is_worth_padding(op, group):
+                self.worth.setdefault(group.size, []).append(node)
+            elif op.name in ALSO_WORTH:
+                self.also_worth.setdefault(group.size, []).append(node)
+            nodes.update(dict.fromkeys(group.ports, node))
+            for which, port in group.inside:
+                inside[which][port] = node
         for i, x in enumerate((*op.inputs, *op.outputs)):
             self._connect(x, i < len(op.inputs), trips, lambda d, i=i: nodes.get((i, d), PLAIN))  # type: ignore[misc]
         for body, boundary in zip(op.bodies, inside, strict=True):
@@ -137,9 +148,11 @@ class _CutNetwork:
         """Returns capacities: the bytes to copy if the first node is padded and the second is plain.
 
         A value is sliced at most once, for all of its plain consumers, and padded at most once. Each copy has a node of
-        its own, which all of these consumers share.
+        its own, which all of these consumers share. Where both sides copy as much, operations around reductions are
+        padded: they are the work that can be split.
         """
-        found: dict[tuple[int, int], float] = {(PADDED, node): inf for node in self.required}
+        found: dict[tuple[int, int], float] = {(PADDED, node): 1.0 for node in self.preferred}
+        found |= {(PADDED, node): inf for node in self.required}
         for (value, d), consumers in self.consumers.items():
             producer = self.producer.get((value, d), PLAIN)
             if consumers != {producer}:
@@ -160,25 +173,36 @@ def _is_worth_padding(op: Op, group: DimGroup) -> bool:
 # ---- Candidate lengths -----------------------------------------------------------------------------------------------
 
 
-def padded_sizes(program: TracedProgram, mesh: Mesh) -> dict[int, int]:
-    """Returns the lengths that padding would make divisible, longest first, with the padded lengths."""
+def padded_sizes(program: TracedProgram, mesh: Mesh, reductions: bool = True) -> dict[int, int]:
+    """Returns the lengths that padding would make divisible, longest first, with the padded lengths.
+
+    Args:
+      reductions: as ``padded_groups`` takes it.
+    """
     lengths = {n for shape in graph_index(program.graph).shapes for n in shape}
     uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
-    found = {group.size for groups in padded_groups(program.graph, uneven).values() for group in groups}
-    return {n: uneven[n] for n in sorted(found, reverse=True)}
+    chosen = padded_groups(program.graph, uneven, reductions)
+    found = {group.size for groups in chosen.values() for group in groups}
+    return {n: uneven[n] for n in sorted(found & uneven.keys(), reverse=True)}
 
 
 def padded_length(n: int, mesh: Mesh) -> int:
     """Returns ``n`` rounded up to a multiple of the most devices that may split it into blocks of LONG or more."""
-    products = {prod(axes) for count in range(len(mesh.sizes) + 1) for axes in combinations(mesh.sizes, count)}
-    blocks = max((k for k in products if n >= LONG * k), default=1)
+    blocks = _blocks(n, mesh)
     return ceil(n / blocks) * blocks
 
 
-def constrained_sizes(graph: Graph, mesh: Mesh) -> Iterator[int]:
-    """Yields lengths that the user constrained to be split although they do not divide."""
+def _blocks(n: int, mesh: Mesh) -> int:
+    products = {prod(axes) for count in range(len(mesh.sizes) + 1) for axes in combinations(mesh.sizes, count)}
+    return max((k for k in products if n >= LONG * k), default=1)
+
+
+def constrained_sizes(graph: Graph, mesh: Mesh) -> dict[int, int]:
+    """Returns the lengths that constraints split although they do not divide, padded so that they do."""
+    blocks: dict[int, int] = {}
     for op in ops_named(graph, "constrain"):
         for d, n in enumerate(op.outputs[0].shape):
-            axes = [axis for axis in op.params["layout"].splitting(d) if axis in mesh.names]
-            if n % prod(mesh.axis(axis) for axis in axes):
-                yield n
+            count = prod(mesh.axis(axis) for axis in op.params["layout"].splitting(d) if axis in mesh.names)
+            if n % count:
+                blocks[n] = lcm(count, blocks.get(n, 1), _blocks(n, mesh))
+    return {n: ceil(n / k) * k for n, k in blocks.items()}

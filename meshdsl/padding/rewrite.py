@@ -22,7 +22,8 @@ from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, TracedProgram, Value
 from meshdsl.ir.rewrite import renumber, values
 from meshdsl.padding.min_cut import padded_groups
-from meshdsl.rules.dim_groups import DimAt, DimGroup, padded_params
+from meshdsl.padding.resized_dims import resized_params, with_merged
+from meshdsl.rules.dim_groups import DimAt, DimGroup
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.trace.read_jaxpr import Frame, inline
 from meshdsl.trace.source import SourceContext
@@ -102,7 +103,7 @@ def pad_program(program: TracedProgram, sizes: Mapping[int, int]) -> TracedProgr
     chosen = padded_groups(program.graph, sizes)
     if not chosen:
         return program
-    graph = _Padder(program.graph, chosen, sizes, Frame(count(), body=False)).graph()
+    graph = _Padder(program.graph, chosen, with_merged(program.graph, sizes), Frame(count(), body=False)).graph()
     renumber(graph)
     check_graph(graph)
     return replace(program, graph=graph)
@@ -164,7 +165,7 @@ class _Padder:
         forms = [_form(groups, len(op.inputs) + i) for i in range(len(op.outputs))]
         outputs = tuple(map(self._define, op.outputs, forms))
         self.zeros |= {(outputs[i - len(op.inputs)].id, d) for i, d in zero}
-        params = padded_params(op, inputs, outputs) if groups else op.params
+        params = resized_params(op, inputs, outputs) if groups else op.params
         bodies = tuple(self._body(i, body, groups, inputs) for i, body in enumerate(op.bodies))
         return replace(op, inputs=tuple(inputs), outputs=outputs, params=params, bodies=bodies)
 

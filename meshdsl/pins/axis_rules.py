@@ -32,11 +32,14 @@ class RulePins:
 
     Args:
       follows: per result, the input that it replaces.
+      loose: uneven splits are no faults.
       faults: one row per fault; arrays with faults are not pinned.
     """
 
-    def __init__(self, program: TracedProgram, mesh: Mesh, rules: Rules, follows: Sequence[int | None]) -> None:
-        self.program, self.mesh, self.rules = program, mesh, rules
+    def __init__(
+        self, program: TracedProgram, mesh: Mesh, rules: Rules, follows: Sequence[int | None], loose: bool = False
+    ) -> None:
+        self.program, self.mesh, self.rules, self._loose = program, mesh, rules, loose
         self._follows = follows
         self._misfits: list[str] = []
         self._tables = {kind: self._table(kind) for kind in (PARAMS, STATE, ACTIVATIONS)}
@@ -59,7 +62,8 @@ class RulePins:
         table, what = self._tables[kind], f"rules: {noun}{leaf.path}"
         wrong = [f"{what} {leaf.type}: {row}" for row in conflicts(leaf.dims, table)]
         pin = _FREE if wrong else layout_of(leaf.dims, table)
-        wrong += leaf_faults(what, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.program.pipeline))
+        layers = uneven_axes(leaf, self.mesh, self.program.pipeline)
+        wrong += leaf_faults(what, leaf, pin, self.mesh, layers, self._loose)
         self._misfits += wrong
         return _FREE if wrong else pin
 

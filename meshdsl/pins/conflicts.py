@@ -18,7 +18,7 @@ from meshdsl.ir.graph import Leaf
 from meshdsl.layouts.axis_rules import entry
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import Placement, S, Split
+from meshdsl.layouts.placement import B, Placement, S, Split
 from meshdsl.schedules.pipelined import Pipelined
 
 # ---- minimal contradictory sets --------------------------------------------------------------------------------------
@@ -81,24 +81,28 @@ def _at_fault(
 
 # ---- faults of one pin -----------------------------------------------------------------------------------------------
 
+UNEVEN = "does not divide over"
 LONG = 8  # elements per shard from which a dim may be padded, which then adds less than an eighth
 
 
-def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh, uneven: Collection[str] = ()) -> list[str]:
+def leaf_faults(
+    name: str, leaf: Leaf, pin: Layout, mesh: Mesh, uneven: Collection[str] = (), loose: bool = False
+) -> list[str]:
     """Returns a row per fault of ``pin`` for one array: unknown dims, uneven splits.
 
     Args:
       uneven: axes over which the first dim need not divide.
+      loose: uneven splits are no faults.
     """
     pin = pin.numbered(leaf.dims)
     rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(leaf, axis, p)]
-    for dim, size in enumerate(leaf.shape if pin.placements else ()):
+    for dim, size in enumerate(leaf.shape if pin.placements and not loose else ()):
         axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]
         blocks = prod(mesh.axis(axis) for axis in axes)
         if size % blocks and not (dim == 0 and set(axes) <= set(uneven)):
             named = leaf.dims[dim] if leaf.dims else dim
             over = _sized(axes, mesh)
-            rows.append(f"dim {named} of size {size} does not divide over {over}; {_near(size, blocks)}")
+            rows.append(f"dim {named} of size {size} {UNEVEN} {over}; {_near(size, blocks)}")
     what = f"{name} {leaf.type}".lstrip() if rows else ""
     return [f"{what}: {row}" for row in rows]
 
@@ -119,6 +123,17 @@ def without_uneven(leaf: Leaf, pin: Layout, mesh: Mesh, pipeline: Pipelined | No
     uneven = axis in uneven_axes(leaf, mesh, pipeline) and leaf.shape[0] % mesh.axis(axis) > 0
     free = uneven and pin.numbered(leaf.dims).on(axis) is S(0)
     return Layout(**{n: p for n, p in pin.placements if n != axis}) if free else pin
+
+
+def divisible(shape: Sequence[int], pin: Layout, mesh: Mesh) -> Layout:
+    """Returns the pin with those axes replicated over which a dim does not divide: of several, the minor-most ones."""
+    placed = dict(pin.placements)
+    for dim, size in enumerate(shape):
+        blocks = 1
+        for axis in pin.splitting(dim):
+            blocks *= mesh.axis(axis)
+            placed[axis] = placed[axis] if size % blocks == 0 else B
+    return Layout(**placed)
 
 
 def _dim_fault(leaf: Leaf, axis: str, placed: Split) -> list[str]:

@@ -27,7 +27,16 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, P
 from meshdsl.pins.axis_rules import RulePins
-from meshdsl.pins.conflicts import contradictions, entries, leaf_faults, merge, uneven_axes, without_uneven
+from meshdsl.pins.conflicts import (
+    UNEVEN,
+    contradictions,
+    divisible,
+    entries,
+    leaf_faults,
+    merge,
+    uneven_axes,
+    without_uneven,
+)
 from meshdsl.pins.manual import check_shard_maps
 from meshdsl.rules.registry import carries
 from meshdsl.schedules.pipelined import Pipelined
@@ -47,16 +56,25 @@ class UserPins:
       outputs: layouts by globs over the outputs' paths.
       rules: mesh axes by named dims.
       donated: indices of flat inputs whose buffers the step may reuse.
+      uneven: what a pin is that does not divide: an "error", or replicated over the axes concerned; where it is to
+        "pad", the program has it as a constraint too (``meshdsl.padding.uneven_pins``).
     """
 
     layouts: Table = field(default_factory=dict)
     outputs: Table = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules)
     donated: tuple[int, ...] = ()
+    uneven: str = "error"
 
     def resolve(self, program: TracedProgram, mesh: Mesh) -> Pins:
         """Return the pins of every input and output of ``program``; PinError lists all faults at once."""
-        return make_pins(program, mesh, self.layouts, self.outputs, self.donated, self.rules)
+        loose = self.uneven != "error"
+        return make_pins(program, mesh, self.layouts, self.outputs, self.donated, self.rules, loose)
+
+    def loosened(self, program: TracedProgram, mesh: Mesh) -> tuple[dict[int, Layout], dict[int, Layout]]:
+        """Returns the pins, as stated, of inputs and of outputs that do not divide, by their index."""
+        given, wanted, _ = _sides(program, mesh, self.layouts, self.outputs, self.rules, loose=True)
+        return given.uneven, wanted.uneven
 
 
 def make_pins(
@@ -66,6 +84,7 @@ def make_pins(
     outputs: Table | None = None,
     donated: Iterable[int] = (),
     rules: Rules | None = None,
+    loose: bool = False,
 ) -> Pins:
     """Returns the pins of every input and output.
 
@@ -74,25 +93,33 @@ def make_pins(
       outputs: layouts by globs over the outputs' paths.
       donated: indices of inputs whose memory the step may reuse.
       rules: mesh axes by named dims; where a glob names the same axis, the glob wins.
+      loose: pins that split a dim unevenly are replicated over the axes concerned.
 
     Raises:
       PinError: lists all faults at once.
     """
     check_shard_maps(program, mesh)
-    replaced = replaced_inputs(program)
-    ruled = RulePins(program, mesh, rules or Rules(), replaced)
-    rows = list(ruled.faults)
-    staged = program.pipeline
-    results = program.outputs[: program.held.results]
-    given = _Side("layouts", "input", program.inputs, mesh, rows, staged).read(layouts or {}, ruled.inputs)
-    wanted = _Side("outputs", "output", results, mesh, rows, staged).read(outputs or {}, ruled.outputs[: len(results)])
+    given, wanted, rows = _sides(program, mesh, layouts or {}, outputs or {}, rules or Rules(), loose)
     for op in ops_named(program.graph, "constrain"):
         rows += _constrain_faults(op, mesh)
     if rows:
-        raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program)))
-    wanted += (_FREE,) * (len(program.outputs) - len(results))
-    kept = tuple(None if pin.axes else source for pin, source in zip(wanted, replaced, strict=True))
-    return Pins(given, wanted, kept, frozenset(donated))
+        raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program, rows)))
+    results = (*wanted.pins, *[_FREE] * (len(program.outputs) - len(wanted.pins)))
+    kept = tuple(None if pin.axes else source for pin, source in zip(results, replaced_inputs(program), strict=True))
+    return Pins(given.pins, results, kept, frozenset(donated))
+
+
+def _sides(
+    program: TracedProgram, mesh: Mesh, layouts: Table, outputs: Table, rules: Rules, loose: bool
+) -> "tuple[_Side, _Side, list[str]]":
+    """Returns the pins of the inputs, those of the results, and their faults."""
+    ruled = RulePins(program, mesh, rules, replaced_inputs(program), loose)
+    rows, results = list(ruled.faults), program.outputs[: program.held.results]
+    given = _Side("layouts", "input", program.inputs, mesh, rows, program.pipeline, loose)
+    wanted = _Side("outputs", "output", results, mesh, rows, program.pipeline, loose)
+    given.read(layouts, ruled.inputs)
+    wanted.read(outputs, ruled.outputs[: len(results)])
+    return given, wanted, rows
 
 
 class _Side:
@@ -100,17 +127,29 @@ class _Side:
 
     Args:
       staged: the pipeline, if any; layers need not divide over its stages.
+      loose: uneven splits are no faults.
+      pins: one per leaf, without axes of size 1, on which all placements are equal.
+      uneven: of those, the ones that were loosened, as they were stated.
     """
 
     def __init__(
-        self, table: str, noun: str, leaves: Sequence[Leaf], mesh: Mesh, rows: list[str], staged: Pipelined | None
+        self,
+        table: str,
+        noun: str,
+        leaves: Sequence[Leaf],
+        mesh: Mesh,
+        rows: list[str],
+        staged: Pipelined | None,
+        loose: bool,
     ) -> None:
         self.table, self.noun, self.leaves, self.mesh, self.rows = table, noun, leaves, mesh, rows
-        self.staged = staged
+        self.staged, self.loose = staged, loose
+        self.pins: tuple[Layout, ...] = ()
+        self.uneven: dict[int, Layout] = {}
         self._contradictory: dict[str, list[str]] = {}  # faults by the text of a contradictory set of pins
 
-    def read(self, table: Table, ruled: Sequence[Layout]) -> tuple[Layout, ...]:
-        """Returns one pin per leaf, without axes of size 1, on which all placements are equal.
+    def read(self, table: Table, ruled: Sequence[Layout]) -> None:
+        """Reads the globs of a table into ``pins``.
 
         Args:
           ruled: each leaf's layout by the layout rules.
@@ -120,10 +159,15 @@ class _Side:
         for glob, pin in stated.items():
             self._check(glob, pin, named[glob])
         self._check_matches(named)
-        pins = tuple(self._merged(leaf, stated, rule) for leaf, rule in zip(self.leaves, ruled, strict=True))
+        merged = [self._merged(leaf, stated, rule) for leaf, rule in zip(self.leaves, ruled, strict=True)]
         self.rows += [text for leaf in self.leaves for text in self._shared_faults(leaf, stated)]
         self.rows += self._contradictions()
-        return pins
+        if self.loose and not self.rows:
+            fitting = [divisible(leaf.shape, pin, self.mesh) for leaf, pin in zip(self.leaves, merged, strict=True)]
+            pairs = enumerate(zip(merged, fitting, strict=True))
+            self.uneven = {i: before for i, (before, after) in pairs if before != after}
+            merged = fitting
+        self.pins = tuple(merged)
 
     def _parse(self, glob: str, text: Layout | str) -> Layout | None:
         try:
@@ -173,7 +217,7 @@ class _Side:
                 yield f"{self.table}: {one} and {other} are one array, which cannot be both {a} and {b}"
 
     def _leaf_faults(self, name: str, leaf: Leaf, pin: Layout) -> list[str]:
-        return leaf_faults(name, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.staged))
+        return leaf_faults(name, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.staged), self.loose)
 
     def _label(self, glob: str) -> str:
         return f"{self.table}[{glob!r}]"
@@ -217,9 +261,11 @@ def _unreducible(pin: Layout, dtype: Any) -> list[str]:
     return [f"{axis}={p}: a value of {dtype} has no such reduction; {said}" for axis, p in alien]
 
 
-def _remedy(program: TracedProgram) -> str:
+def _remedy(program: TracedProgram, rows: Sequence[str]) -> str:
+    uneven = any(UNEVEN in row for row in rows)
     names = ", ".join(dict.fromkeys(split_path(leaf.path)[0] for leaf in program.inputs))
-    return f"arguments: {names}; '*' is one path component, '**' any number"
+    option = "; uneven='pad' or uneven='replicate' takes pins that do not divide" if uneven else ""
+    return f"arguments: {names}; '*' is one path component, '**' any number{option}"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from meshdsl.ir.loops import ABSENT, PortRole, loop_ports
 from meshdsl.layouts.sharding_rule import Rule
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims
+from meshdsl.rules.linalg import CORE
 from meshdsl.rules.reduction import top_k_dim
 from meshdsl.rules.registry import RULES
 
@@ -59,6 +60,7 @@ DATA_MOVEMENT = frozenset(
     "broadcast_in_dim iota transpose reshape squeeze rev slice dynamic_slice dynamic_update_slice pad concatenate "
     "split stack unstack tile cumsum cumprod cummax cummin cumlogsumexp sort".split()
 )
+DECOMPOSITIONS = frozenset("fft triangular_solve".split()) | CORE.keys()  # of the matrices of a batch
 LOOKUPS = ("gather", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 
 
@@ -88,9 +90,13 @@ def _of_operation(op: Op) -> Iterator[DimGroup]:
         yield from _preserved(op)
         if op.name in RUNNING:
             yield from _running(op)
-    elif op.name == "dot_general":
+    elif op.name in ("dot_general", "conv_general_dilated"):
         yield from _preserved(op)
         yield from _contracted(op)
+    elif op.name in POOLINGS:
+        yield from _pooled(op)
+    elif op.name in DECOMPOSITIONS:
+        yield from _preserved(op)
     elif op.name in REDUCTIONS:
         yield from _preserved(op)
         yield from _reduced(op, op.params["axes"])
@@ -143,6 +149,17 @@ def _contracted(op: Op) -> Iterator[DimGroup]:
     yield from (_group(op, ports, zero) for name, ports in _factors(rule).items() if name in rule.reduced)
 
 
+def _pooled(op: Op) -> Iterator[DimGroup]:
+    """Yields groups of dims whose windows are single elements."""
+    arrays = [i for i, x in enumerate((*op.inputs, *op.outputs)) if x.shape]
+    yield from (_group(op, [(i, d) for i in arrays]) for d in range(len(op.outputs[0].shape)) if _is_alone(op, d))
+
+
+def _is_alone(op: Op, d: int) -> bool:
+    names = ("window_dimensions", "window_strides", "window_dilation", "base_dilation")
+    return not any(op.params["padding"][d]) and all(op.params[name][d] == 1 for name in names if name in op.params)
+
+
 def _reduced(op: Op, dims: Iterable[int]) -> Iterator[DimGroup]:
     """Yields groups of dims of the operand that are reduced: filled with the identity of the reduction."""
     fill = FILLS[op.name](op.inputs[0].dtype)
@@ -190,11 +207,12 @@ def _group(op: Op, ports: Sequence[DimAt], fill: Any = None) -> DimGroup:
 
 
 def _factors(rule: Rule) -> dict[str, list[DimAt]]:
-    """Returns where each factor is, without those that share a dim with another."""
+    """Returns where each factor is, without those that share a dim with another, or have length 1."""
     found: dict[str, list[DimAt]] = {}
     shared: set[str] = set()
     for i, dims in enumerate((*rule.inputs, *rule.outputs)):
-        for d, names in enumerate(dims):
+        for d, factors in enumerate(dims):
+            names = [name for name in factors if rule.sizes.get(name) != 1]
             shared |= set(names) if len(names) > 1 else set()
             for name in names:
                 found.setdefault(name, []).append((i, d))
@@ -254,6 +272,10 @@ RUNNING: dict[str, Callable[[Any], Any]] = {
     "cummin": highest,
     "cumlogsumexp": lowest,
 }
+POOLINGS = frozenset(
+    "reduce_window reduce_window_sum reduce_window_max reduce_window_min select_and_gather_add "
+    "select_and_scatter_add".split()
+)
 
 # ---- Parameters that spell out shapes --------------------------------------------------------------------------------
 

@@ -53,7 +53,8 @@ def test_contradictory_pins():
         "the pins of step do not fit, on mesh data=4,model=2:\n"
         "  layouts: contradictory pins, '**' says data=S(0), 'x' says model=S(0): x float32[4]: "
         "dim 0 of size 4 does not divide over data=4 model=2 (8 blocks); nearest sizes that work: 8\n"
-        "arguments: x; '*' is one path component, '**' any number"
+        "arguments: x; '*' is one path component, '**' any number; "
+        "uneven='pad' or uneven='replicate' takes pins that do not divide"
     )
 
 

@@ -24,8 +24,8 @@ from meshdsl.lowering.hlo.collectives import compiled_collectives
 from meshdsl.lowering.numerics import NUDGES, check_numbers, perturb, rounding, widened_step
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.lowering.verify import VerifyLine, compare
-from meshdsl.padding import pad_program
-from meshdsl.padding.min_cut import padded_sizes
+from meshdsl.padding.min_cut import constrained_sizes, padded_sizes
+from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
@@ -80,18 +80,19 @@ def _judge(batch: Batch) -> Tally:
 
 
 def _plan(case: Case, batch: Batch) -> Planned:
-    program = trace(case.step, case.args())
-    user_pins = UserPins(case.pins)
+    written, user_pins = trace(case.step, case.args()), UserPins(case.pins, uneven="pad")
+    program = UnevenPins.of(written, batch.mesh, user_pins).constrained(written)
     if batch.seed is None:
         least = (
-            least_seconds(program, batch.mesh),
-            least_memory(program, batch.mesh, user_pins.resolve(program, batch.mesh)),
+            least_seconds(written, batch.mesh),
+            least_memory(written, batch.mesh, user_pins.resolve(written, batch.mesh)),
         )
         planned = plan_best_variant(program, batch.mesh, user_pins)
         program, plan = planned.program, planned.plan
         assert least[0] <= plan.seconds * (1 + 1e-7) and least[1] <= plan.memory, "below what needs no search"
         return Planned(case, program, user_pins.resolve(program, batch.mesh), plan)
-    program = pad_program(program, padded_sizes(program, batch.mesh))
+    sizes = padded_sizes(program, batch.mesh) | constrained_sizes(program.graph, batch.mesh)
+    program = padded_variant(program, sizes, batch.mesh, user_pins)
     pins = user_pins.resolve(program, batch.mesh)
     solution = wander(program, batch.mesh, pins, np.random.default_rng(batch.seed))
     return Planned(case, program, pins, build_plan(program, solution, pins))

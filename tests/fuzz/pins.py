@@ -6,12 +6,13 @@ from tests.fuzz.blocks import block, moved
 from tests.fuzz.writer import Value, Writer
 
 
-def layout(w: Writer, shape: tuple[int, ...], partial: bool = False) -> str:
-    """The text of a layout that divides such an array; some axes are left free."""
+def layout(w: Writer, shape: tuple[int, ...], partial: bool = False, uneven: bool = False) -> str:
+    """The text of a layout that divides such an array, unless it may be uneven; some axes are left free."""
     placed: dict[str, str] = {}
     for axis in _shuffled(w, w.mesh.names):
         chosen = w.pick(["", "S", "S", "B", "P" if partial else "S"])
-        fits = [d for d in range(len(shape)) if shape[d] % (_blocks(w, placed, d) * w.mesh.axis(axis)) == 0]
+        blocks = [_blocks(w, placed, d) * w.mesh.axis(axis) for d in range(len(shape))]
+        fits = [d for d, n in enumerate(shape) if n % blocks[d] == 0 or (uneven and n > 1)]
         if chosen == "S" and fits:
             placed[axis] = f"S({w.pick(fits)})"
         elif chosen in ("B", "P"):
@@ -39,10 +40,11 @@ def constrain(w: Writer) -> None:
 
 
 def input_pins(w: Writer) -> dict[str, str]:
-    """Pins of some arguments of the step."""
-    stated = {i.value.name: _pin(w, i.value) for i in w.inputs}
+    """Pins of some arguments of the step; in every fourth, they need not divide."""
+    uneven = w.chance(25)
+    stated = {i.value.name: _pin(w, i.value, uneven) for i in w.inputs}
     return {name: text for name, text in stated.items() if text}
 
 
-def _pin(w: Writer, x: Value) -> str:
-    return layout(w, x.shape) if x.shape and w.chance(60) else ""
+def _pin(w: Writer, x: Value, uneven: bool) -> str:
+    return layout(w, x.shape, uneven=uneven) if x.shape and w.chance(60) else ""

@@ -14,7 +14,7 @@ from jax import lax
 import meshdsl as md
 from meshdsl.ir.graph import walk
 from meshdsl.padding import pad_program
-from meshdsl.padding.min_cut import by_operation
+from meshdsl.padding.min_cut import by_operation, padded_groups
 from meshdsl.rules.dim_groups import dim_groups
 from meshdsl.trace import trace
 from tests.trace.interpreter import run_graph
@@ -261,6 +261,16 @@ def test_the_cut_leaves_the_optimizer_alone():
     assert phases == {"forward", "backward"}
 
 
-def test_without_a_product_or_lookup_nothing_is_padded():
-    program = trace(lambda x: jnp.exp(x).sum(), (np.ones(N, np.float32),))
+def test_without_a_product_lookup_or_reduction_nothing_is_padded():
+    program = trace(lambda x: jnp.exp(x) + 1, (np.ones(N, np.float32),))
     assert pad_program(program, SIZES) is program
+
+
+def test_reductions_are_worth_padding_for_lengths_that_no_product_has():
+    def step(x, w):
+        return jnp.square(x).sum(0), (w @ w.T).sum(), jnp.square(w).sum(0)
+
+    program = trace(step, (np.ones((N, M), np.float32), np.ones((M, N + 2), np.float32)))
+    chosen = padded_groups(program.graph, {N: 16, N + 2: 16})
+    assert {op.name for op, groups in chosen.items() if any(g.size == N for g in groups)} == {"square", "reduce_sum"}
+    assert padded_groups(program.graph, {N: 16}, reductions=False) == {}

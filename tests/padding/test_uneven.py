@@ -65,7 +65,7 @@ def test_logits_split_over_the_vocabulary(loss, mesh, pin):
     sharded = md.parallelize(step_of(loss, pin), mesh)
     plan = sharded.plan(*arguments())
     assert plan.padded == ((103, 104),)
-    assert any("(103) is padded to 104 inside the step, as md.constrain splits it" in note for note in plan.notes)
+    assert any("(103) is padded to 104 inside the step, as a constraint splits it" in note for note in plan.notes)
     sharded.check(*arguments())
     sharded.verify(*arguments())
 
@@ -110,10 +110,9 @@ def test_what_does_not_pay_is_left_and_the_plan_says_so():
 
 
 def test_what_nothing_heavy_reads_is_left_and_the_plan_says_so():
-    plan = md.parallelize(lambda x: jnp.exp(x).sum(), "data=8").plan(np.ones(103, np.float32))
-    assert plan.notes == (
-        "dim 0 of x (103) does not divide over the mesh and is left unpadded: no matrix product or lookup uses it",
-    )
+    plan = md.parallelize(jnp.exp, "data=8").plan(np.ones(103, np.float32))
+    unused = "no product, convolution, lookup or reduction uses it"
+    assert plan.notes == (f"dim 0 of x (103) does not divide over the mesh and is left unpadded: {unused}",)
 
 
 def test_a_step_that_fits_only_padded():
