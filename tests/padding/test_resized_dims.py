@@ -54,6 +54,9 @@ STEPS = {
     "merged and split": lambda x, k: jnp.tanh(x.transpose(1, 0, 2).reshape(N * 8)).reshape(N, 8).max(0),
     "split": lambda x, k: (x.reshape(2, 11, 2, 4) + 1.0).sum(1),
     "rows of all": lambda x, k: jax.nn.softmax((x[0] @ k[0]).reshape(N * 4)),
+    "running": lambda x, k: lax.cumsum(x, 1) * 2.0 + lax.cummax(x, 1, reverse=True),
+    "running back": lambda x, k: lax.cumsum(jnp.sign(x), 1, reverse=True) - lax.cumlogsumexp(x, 1, reverse=True),
+    "products": lambda x, k: lax.cumprod(jnp.sign(x), 1, reverse=True) + lax.cummin(x, 1),
     "solved": lambda x, k: jnp.linalg.cholesky(jnp.einsum("bni,bnj->nij", x, x) + 4 * jnp.eye(4)).sum((1, 2)),
     "transformed": lambda x, k: jnp.abs(jnp.fft.rfft(x)).sum(1),
 }
