@@ -109,7 +109,7 @@ def test_padded_numbers_are_those_of_the_step(step):
     sharded.verify(*args)
 
 
-@pytest.mark.parametrize("step", STEPS[:5], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", [train, constrained], ids=lambda step: step.__name__)
 def test_replicated_numbers_are_those_of_the_step(step):
     sharded, args = md.parallelize(step, "data=4", BATCH, uneven="replicate"), arguments()
     plan = sharded.plan(*args)
@@ -138,7 +138,7 @@ def test_devices_compute_their_own_rows():
     ) in padded.notes
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 13, 29, 31, 33])
+@pytest.mark.parametrize("rows", [1, 3, 29, 33])
 def test_every_number_of_rows(rows):
     sharded, args = md.parallelize(evaluate, "data=4", BATCH, uneven="pad"), arguments(rows)
     assert dict(sharded.plan(*args).padded) == {rows: -(-rows // 4) * 4}
