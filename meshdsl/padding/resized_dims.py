@@ -1,10 +1,9 @@
-"""Dim groups of operations whose dims differ in length, or have an order: windows, reshapes, running reductions.
+"""Dim groups of operations whose dims differ in length: windows and reshapes.
 
     convolution  [n] -> [n - 2]          n; n - 2      either may be longer, since the padding of the windows makes up
                                                        for it: what comes after the end is cut off, or is more windows
     pooling      [n] -> [n - 2]          n and n - 2   likewise, but its padding cannot be negative
     reshape      [n, m, d] -> [n m, d]   n and n m     the padding of n stays at the end of n m
-    cumsum       [n] -> [n]              n             the end does not matter, or adds nothing where it is the start
 
 Operations have these groups for padding alone, which is at the end; those of ``dim_groups`` hold wherever it is.
 """
@@ -17,10 +16,6 @@ import numpy as np
 from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
 from meshdsl.rules.dim_groups import FILLS, DimGroup, dim_groups, padded_params
 
-RUNNING = {
-    **{"cum" + kind: FILLS["reduce_" + kind] for kind in ("sum", "prod", "max", "min")},
-    "cumlogsumexp": FILLS["reduce_max"],
-}
 WINDOWS = {"reduce_window_" + kind: FILLS["reduce_" + kind] for kind in ("sum", "max", "min")}
 
 
@@ -41,11 +36,6 @@ def _resized(op: Op, sizes: Mapping[int, int]) -> Iterator[DimGroup]:
         yield from (DimGroup(n, ((i, d),), fill) for i, d, n, fill in (*images, *results) if n in sizes)
     elif op.name in WINDOWS:
         yield from _pooled(op, sizes)
-    elif op.name in RUNNING:
-        axis, fill = op.params["axis"], RUNNING[op.name](op.inputs[0].dtype)
-        if op.inputs[0].shape[axis] in sizes and not (op.params["reverse"] and fill is None):
-            ports = ((0, axis), (1, axis))
-            yield DimGroup(op.inputs[0].shape[axis], ports, fill if op.params["reverse"] else None)
     elif op.name == "reshape" and op.params["dimensions"] is None:
         for d, e in merged_dims(op):
             n, m = op.inputs[0].shape[d], op.outputs[0].shape[e]
