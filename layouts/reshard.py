@@ -74,13 +74,13 @@ class ReshardEdge:
     after: Layout
     price: Price
 
-    def of(self, size: int) -> ReshardStep:
+    def of(self, size: float) -> ReshardStep:
         """Returns the step for a tensor of ``size`` bytes."""
         ends = (self.source, self.target, self.before, self.after)
         return ReshardStep(self.kind, self.axes, *ends, round(self.price.sent * size), self.price.seconds(size))
 
 
-def reshard_steps(layout: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> Iterator[ReshardStep]:
+def reshard_steps(layout: Layout, shape: Sequence[int], itemsize: float, mesh: Mesh) -> Iterator[ReshardStep]:
     """Yields every legal step of a tensor of ``shape`` from ``layout``."""
     size = prod(shape) * itemsize
     for edge in reshard_edges(layout, len(shape), mesh):
@@ -282,7 +282,7 @@ def reshard(
     source: Layout,
     target: Layout,
     shape: Sequence[int],
-    itemsize: int,
+    itemsize: float,
     mesh: Mesh,
     manual: tuple[str, ...] = (),
 ) -> tuple[ReshardStep, ...]:
@@ -304,7 +304,7 @@ def reshard(
 
 
 def _shortest(
-    graph: LayoutGraph, start: int, end: int, shape: Sequence[int], itemsize: int, manual: tuple[str, ...]
+    graph: LayoutGraph, start: int, end: int, shape: Sequence[int], itemsize: float, manual: tuple[str, ...]
 ) -> tuple[ReshardStep, ...]:
     size = prod(shape) * itemsize
     best: dict[_SearchState, tuple[float, int]] = {(start, False): (0.0, 0)}
@@ -328,7 +328,7 @@ def _shortest(
 
 
 def _unwind(
-    predecessor: dict[_SearchState, tuple[_SearchState, ReshardEdge]], stop: _SearchState, size: int
+    predecessor: dict[_SearchState, tuple[_SearchState, ReshardEdge]], stop: _SearchState, size: float
 ) -> tuple[ReshardStep, ...]:
     path: list[ReshardStep] = []
     while stop in predecessor:

@@ -135,7 +135,7 @@ class Topology:
         if not self.links:
             raise ArgumentError(f"topology {self.name} has no links; give at least one, the innermost first")
 
-    def flops(self, itemsize: int, grouped: bool = False) -> float:
+    def flops(self, itemsize: float, grouped: bool = False) -> float:
         """Returns FLOP/s of matrix products for operands of ``itemsize`` bytes, or of grouped convolutions."""
         if grouped and self.grouped:
             return self.grouped

@@ -5,7 +5,7 @@ in the plan and in the compiled module, and have to be equal. Sums, because XLA 
 instruction; over iterations, because a collective costs more inside a loop than after it.
 
 Three differences are reported as notes: an all-reduce that was compiled as the reduce-scatter and all-gather it
-consists of, floats that a backend sends in another width (counted in the planned width), and loops whose number of
+consists of, numbers that a backend sends in another width (counted in the planned width), and loops whose number of
 iterations depends on data (one iteration is compared with one).
 """
 
@@ -208,7 +208,7 @@ def _key(kind: str, axes: tuple[str, ...] | None, group: int, mesh: Mesh) -> Key
 def _recasts(compiled: Iterable[CompiledCollective]) -> list[str]:
     recast = sum(c.recast for c in compiled)
     return (
-        [f"{recast} collectives send floats in another width on this backend; bytes are those of the planned width"]
+        [f"{recast} collectives send numbers in another width on this backend; bytes are those of the planned width"]
         if recast
         else []
     )

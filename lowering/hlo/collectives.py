@@ -12,9 +12,9 @@ This holds for any program, including those of the XLA partitioner: groups that 
 reported with ``axes=None`` and their size.
 
 Differences between backends are normalised: asynchronous ``-start``/``-done`` pairs and a TPU's chains of fusions count
-once; several tensors combined into one instruction count with all their bytes; and floats that a backend sends in
-another width than planned (a CPU widens bfloat16, a TPU narrows operands of its matrix unit) count in the planned
-width, which is in the scope of the instruction, or of the line that takes its tensor out of a combined one.
+once; several tensors combined into one instruction count with all their bytes; and numbers that a backend sends in
+another width than planned (``SENT_AS``) count in the planned width, which is in the scope of the instruction, or of the
+line that takes its tensor out of a combined one.
 """
 
 import re
@@ -151,8 +151,22 @@ KINDS = (
 _INDEX = re.compile(r"\bindex=(\d+)")
 _OPERAND = re.compile(r"%([\w.\-]+)\)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-_FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32, "float64": 64}
-_SENT_FLOATS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
+# Per backend and dtype, the other types in which its compiler sends numbers of that dtype. A CPU has no arithmetic of
+# short floats and none on less than a byte, and widens such numbers around collectives; a TPU narrows operands of its
+# matrix unit. Any other type counts with its own bytes.
+_SHORT_FLOATS = "e3m4 e4m3 e4m3b11fnuz e4m3fn e4m3fnuz e5m2 e5m2fnuz".split()
+SENT_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "cpu": {
+        "bfloat16": ("f32",),
+        **{f"float8_{kind}": ("f16",) for kind in _SHORT_FLOATS},
+        "float8_e8m0fnu": ("f32",),
+        "float4_e2m1fn": ("f16",),
+        **dict.fromkeys(("int2", "int4"), ("s8",)),
+        **{"uint2": ("s8",), "uint4": ("u8",)},
+    },
+    "tpu": {"float32": ("bf16",), "float16": ("bf16", "f32"), "bfloat16": ("f32",)},
+}
+_DIGITS = re.compile(r"\d+")
 _PERMUTED = re.compile(r"collective-permute\(([\w,]*)\)")
 _SCOPE = re.compile(rf"(?:{'|'.join(KINDS)})\([\w,]*\) (\w+)")
 
@@ -167,7 +181,7 @@ class CompiledCollective:
       bytes: bytes that one device sends per iteration.
       trips: executions per run of the program; loops with an unknown trip count count once.
       known: every enclosing loop has a known trip count.
-      recast: this backend sends floats in another width than planned; ``bytes`` counts the planned one.
+      recast: this backend sends numbers in another width than planned; ``bytes`` counts the planned one.
       scope: the name stack it was traced under.
     """
 
@@ -275,8 +289,13 @@ def _planned_axes(scope: str, moved: tuple[str, ...], mesh: Mesh) -> tuple[str, 
 
 
 def _width(scope: str, sent: str) -> Fraction:
-    """Planned over compiled bits where the backend sends floats in another width than planned, else 1."""
+    """Planned over compiled bits where a backend sends numbers in another width than planned, else 1."""
     planned = _SCOPE.findall(scope)
-    if not planned or planned[-1] not in _FLOATS or sent not in _SENT_FLOATS:
+    if not planned or all(sent not in known.get(planned[-1], ()) for known in SENT_AS.values()):
         return Fraction(1)
-    return Fraction(_FLOATS[planned[-1]], _SENT_FLOATS[sent])
+    return Fraction(_bits(planned[-1]), _bits(sent))
+
+
+def _bits(dtype: str) -> int:
+    """Bits in the name of a dtype, jax's or the compiler's."""
+    return int(_DIGITS.findall(dtype)[0])

@@ -14,8 +14,7 @@ of one device, inside ``shard_map`` (or ``vmap`` with axis names):
     keep-first          B    -> P      one device keeps the value, the others hold zeros
 
 A step over several axes is one collective over their product, first axis major; its axes are the minor-most ones of
-the dim they leave and of the dim they enter, so blocks stay contiguous. Values without arithmetic (PRNG keys) are sent
-as the integers they consist of.
+the dim they leave and of the dim they enter, so blocks stay contiguous.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.exchange import moving_axes, window_pieces
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Partial, Placement, Split
@@ -52,11 +52,21 @@ def apply_move(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     """
     if prod(sizes[axis] for axis in move.axes) == 1:
         return x
+    return _as_numbers(x, lambda numbers: LOCAL_MOVES[move.kind](numbers, move, sizes), move.kind in COLLECTIVES)
+
+
+def _as_numbers(x: jax.Array, moved: Callable[[jax.Array], jax.Array], sent: bool = True) -> jax.Array:
+    """Returns what ``moved`` makes of ``x``, given as numbers that it can move.
+
+    Keys are the integers that they consist of. Integers of two bits are sent as bytes: XLA has no sums of them, and its
+    collectives on CPU write beyond the end of such arrays (jax 0.10 and 0.12).
+    """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = apply_move(jax.random.key_data(x), move, sizes)
-        keys: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        keys: jax.Array = jax.random.wrap_key_data(moved(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         return keys
-    return LOCAL_MOVES[move.kind](x, move, sizes)
+    if sent and x.dtype.name in ("int2", "uint2"):
+        return moved(x.astype(jnp.int8)).astype(x.dtype)
+    return moved(x)
 
 
 def move_scope(move: ReshardStep, dtype: Any) -> str:
@@ -162,13 +172,15 @@ LOCAL_MOVES: dict[str, LocalMove] = {
 
 
 def identity(reduction: str, dtype: jnp.dtype) -> bool | int | float:
-    """Returns the identity of a reduction: 0, or the lowest or highest value of the dtype."""
+    """Returns the identity of a reduction: 0, or the lowest or highest value of the dtype, infinite where it can be."""
     if reduction == "sum":
         return 0
     lowest = reduction == "max"
     if dtype == jnp.bool_:
         return not lowest
     if jnp.issubdtype(dtype, jnp.inexact):
+        if not np.isinf(np.array(np.inf, dtype)):
+            return float(jnp.finfo(dtype).min if lowest else jnp.finfo(dtype).max)
         return -np.inf if lowest else np.inf
     return int(jnp.iinfo(dtype).min if lowest else jnp.iinfo(dtype).max)
 
@@ -208,8 +220,7 @@ def gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
     if not axes:
         return x
     with jax.named_scope(collective_scope("all-gather", axes, x.dtype)):
-        found: jax.Array = lax.all_gather(x, axes, axis=dim, tiled=True)
-    return found
+        return _as_numbers(x, lambda numbers: lax.all_gather(numbers, axes, axis=dim, tiled=True))
 
 
 def cycle(x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: int) -> jax.Array:
@@ -290,8 +301,7 @@ def _permute_parts(x: jax.Array, where: Local, axes: Axes, target: Callable[[int
     number = _numbers(axes, order, where.sizes)
     pairs = [(number[at], number[target(at)]) for at in range(len(number))]
     with jax.named_scope(collective_scope("collective-permute", axes, x.dtype)):
-        moved: jax.Array = lax.ppermute(x, order, pairs)
-    return moved
+        return _as_numbers(x, lambda numbers: lax.ppermute(numbers, order, pairs))
 
 
 def _numbers(axes: Axes, order: Axes, sizes: dict[str, int]) -> Sequence[int]:

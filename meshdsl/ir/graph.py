@@ -21,14 +21,26 @@ Between entering and leaving a shard_map, its mesh axes are *manual*: values hav
 differ from device to device, so no layout may split or reduce them over these axes (see ``manual``).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
 from meshdsl.schedules.pipelined import Pipelined
 
 LOOPS = ("scan", "while", "cond")
+
+
+@cache
+def element_bits(dtype: Any) -> int:
+    """Returns the bits of an element. Devices pack numbers of 2 and of 4 bits; numpy gives each of them a byte."""
+    packed = _PACKED.match(getattr(dtype, "name", ""))
+    return int(packed.group(1)) if packed else 8 * int(getattr(dtype, "itemsize", 8))
+
+
+_PACKED = re.compile(r"(?:u?int|float)([24])(?:_|$)")
 
 
 @dataclass(eq=False, slots=True)
@@ -40,14 +52,14 @@ class Value:
     dtype: Any
 
     @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return int(getattr(self.dtype, "itemsize", 8))
+    def itemsize(self) -> float:
+        """Bytes per element: whole ones, or halves and quarters of numbers that are shorter than a byte."""
+        return element_bits(self.dtype) / 8
 
     @property
     def bytes(self) -> int:
         """Bytes of the whole tensor."""
-        return prod(self.shape) * self.itemsize
+        return -(-prod(self.shape) * element_bits(self.dtype) // 8)
 
 
 @dataclass(eq=False, slots=True)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value
+from meshdsl.ir.graph import Graph, Literal, Op, Value, element_bits
 from meshdsl.util.arrays import Ids, index_array, intern_rows, ranges
 from meshdsl.util.lazy import memoize_by_object
 
@@ -225,9 +225,9 @@ class GraphIndex:
         return self._dtypes[0]
 
     @cached_property
-    def itemsizes(self) -> Ids:
-        """[values], bytes of an element."""
-        return index_array(Value(0, (), dtype).itemsize for dtype in self._dtypes[1])[self.dtype]
+    def bits(self) -> Ids:
+        """[values], bits of an element."""
+        return index_array(map(element_bits, self._dtypes[1]))[self.dtype]
 
     @cached_property
     def element_counts(self) -> Ids:
@@ -237,7 +237,7 @@ class GraphIndex:
     @property
     def bytes(self) -> Ids:
         """[values], bytes of the whole tensor."""
-        return self.element_counts * self.itemsizes
+        return -(-self.element_counts * self.bits // 8)
 
     @cached_property
     def _shapes(self) -> tuple[Ids, tuple[tuple[int, ...], ...]]:

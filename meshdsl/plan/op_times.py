@@ -216,7 +216,7 @@ def _workspace(program: TracedProgram, solution: Solution) -> int:
 
 
 def _local_bytes(v: Value, solution: Solution) -> int:
-    return prod(solution.layouts[v.id].local_shape(v.shape, solution.mesh.sizes_by_name)) * v.itemsize
+    return Value(v.id, solution.layouts[v.id].local_shape(v.shape, solution.mesh.sizes_by_name), v.dtype).bytes
 
 
 # ---- FLOPs -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ the user constrains the result of the cast to be partial.
 from collections.abc import Iterator
 
 import jax.numpy as jnp
+from jax import dtypes
 
 from meshdsl.ir.graph import Literal, Op, Value
 from meshdsl.layouts.placement import B, P, Placement
@@ -32,7 +33,7 @@ UNRELATED = (
     "regularized_incomplete_beta rem sin square tan xor zeta"
 ).split()
 # The identity on values: any reduction commutes.
-IDENTITIES = "copy name optimization_barrier stop_gradient".split()
+IDENTITIES = "copy name optimization_barrier stop_gradient xla_metadata_value".split()
 # Linear in each group of operands jointly, the other operands being whole.
 LINEAR: dict[str, Groups] = {
     **dict.fromkeys("conj imag neg real".split(), ((0,),)),
@@ -109,7 +110,7 @@ def _rounding_here(op: Op) -> Groups:
 
 def is_zero(x: Value | Literal) -> bool:
     """Whether an operand is the literal 0, which is a valid part of any sum."""
-    return isinstance(x, Literal) and not x.value
+    return isinstance(x, Literal) and not jnp.issubdtype(x.dtype, dtypes.extended) and not x.value
 
 
 def _commuting(op: Op) -> Groups:

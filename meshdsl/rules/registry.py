@@ -1,9 +1,11 @@
 """The registry of rules by primitive name, and the one-axis table of an operation."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import dtypes
 
 from meshdsl.ir.graph import Literal, Op
@@ -46,12 +48,18 @@ def all_broadcast(op: Op) -> Signature:
 
 
 def carries(placed: Placement, dtype: Any) -> bool:
-    """Whether values of ``dtype`` can have this placement: bools have no sum, complex numbers no order."""
+    """Whether values of ``dtype`` can have this placement: sums need a zero, maxima and minima an order."""
     if not isinstance(placed, Partial):
         return True
     if dtypes.issubdtype(dtype, dtypes.extended):
         return False
-    return dtype != jnp.bool_ if placed is P else not jnp.issubdtype(dtype, jnp.complexfloating)
+    return _has_sums(dtype) if placed is P else not jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+@cache
+def _has_sums(dtype: Any) -> bool:
+    """Whether there is a zero to fill sums with: bools are not added, and some floats are powers of two only."""
+    return bool(jnp.issubdtype(dtype, np.number)) and not np.zeros((), dtype).astype(np.complex64)
 
 
 def masked(dtype: Any) -> Placement:

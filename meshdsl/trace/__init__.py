@@ -9,6 +9,7 @@
    backward pass and optimizer alike. ``device_axes`` makes a step for one device, with collectives over named axes, one
    on whole arrays. ``diagnostics`` translates errors into terms of the step's own arguments.
 3. ``read_jaxpr``  equations become operations: calls are inlined, loops stay, closed-over arrays become explicit.
+   ``composites`` has the JAX code of composite primitives that do not carry it with them.
    ``source`` gives each operation the user's line; ``shardings`` of jax become layouts; ``shard_maps`` reads the user's
    ``jax.shard_map``.
 4. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.

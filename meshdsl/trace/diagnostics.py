@@ -130,7 +130,17 @@ def _debug(op: Op) -> str:
     return "is ordered, which jax does on one device only; leave ordered=True out" if ordered else ""
 
 
+def _inspect(op: Op) -> str:
+    return "shows the sharding that a compiler chose; those of a planned step are in its plan: print(sharded.plan(...))"
+
+
+def _stateful(op: Op) -> str:
+    return "draws other numbers on every device; use jax.random.uniform and a key"
+
+
 _REFUSED: dict[str, Callable[[Any], str]] = {
+    "inspect_sharding": _inspect,
+    "rng_uniform": _stateful,
     "debug_callback": _debug,
     "debug_print": _debug,
 }

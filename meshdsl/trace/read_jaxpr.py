@@ -5,7 +5,7 @@
         operands = read(eqn)
         env += the reader of its primitive:  a call is inlined,
                                              the bodies of a loop become graphs of their own,
-                                             a foreign primitive is inlined as the JAX code that implements it,
+                                             a composite primitive is inlined as the JAX code that implements it,
                                              anything else becomes one operation
 
 An array that a body closes over (a constant of its jaxpr, or of a call inlined into it) is passed to the loop as one
@@ -31,39 +31,56 @@ from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
 from meshdsl.ir.rewrite import broadcast_params
 from meshdsl.primitives.constrain import constrain_p, stated_params
 from meshdsl.rules import RULES
+from meshdsl.trace.composites import IMPLEMENTATIONS
 from meshdsl.trace.shardings import stated_layout
 from meshdsl.trace.source import SourceContext
 
-# ---- Foreign primitives ----------------------------------------------------------------------------------------------
-# A library can bind primitives of its own, to customise ``vmap`` or ``grad``. Both transformations are over in a traced
-# step, and the primitive's ``impl`` is mostly JAX code. So the equation is replaced by the equations of that function.
-# A primitive whose ``impl`` cannot be traced (it reads values, or calls out of JAX) stays one operation, and so does a
-# primitive of JAX itself, or one that has a rule.
+# ---- Composite primitives --------------------------------------------------------------------------------------------
+# A library can bind primitives of its own, to customise ``vmap`` or ``grad``, and so does JAX. Both transformations are
+# over in a traced step, and the primitive's ``impl`` is mostly JAX code, or ``composites`` has some. So the equation is
+# replaced by the equations of that function. A primitive whose ``impl`` cannot be traced (it compiles the primitive, or
+# reads values, or calls out of JAX) stays one operation, and so does one that has a rule, or one of JAX that computes
+# nothing: it states where an array is.
 
 
 def written_out(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Returns the jaxpr of a foreign primitive's implementation, or None if that is not JAX code."""
+    """Returns the jaxpr of a composite primitive's implementation, or None if that is not JAX code."""
     primitive = eqn.primitive
-    if primitive.name in RULES or has_effects(eqn) or _is_native(primitive.impl):
+    if primitive.name in RULES or has_effects(eqn) or _module(primitive.impl) == "meshdsl":
         return None
-    run = partial(primitive.impl, **primitive.get_bind_params(eqn.params))
+    implementation = IMPLEMENTATIONS.get(primitive.name, primitive.impl)
+    run = partial(implementation, **primitive.get_bind_params(eqn.params))
     try:
         found = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*t) for t in _types(eqn.invars)))
     except Exception:  # whatever foreign code raises on values it cannot read
         return None
     same = _types(found.jaxpr.outvars) == _types(eqn.outvars)
-    return found if same and not _binds(found.jaxpr, primitive) else None
+    if not same or found.effects or _binds(found.jaxpr, primitive):
+        return None
+    return None if _module(primitive.impl) == "jax" and _is_identity(found.jaxpr) else found
 
 
 def _types(atoms: Iterable[Any]) -> list[tuple[Any, Any]]:
     return [(x.aval.shape, x.aval.dtype) for x in atoms]
 
 
-def _is_native(impl: Callable[..., Any]) -> bool:
-    """Whether the primitive is one of JAX or of this package."""
-    while isinstance(impl, partial):
-        impl = impl.func
-    return str(getattr(impl, "__module__", "jax")).partition(".")[0] in ("jax", "meshdsl")
+def _module(implementation: Callable[..., Any]) -> str:
+    """Returns the package that a function is from."""
+    while isinstance(implementation, partial):
+        implementation = implementation.func
+    return str(getattr(implementation, "__module__", "")).partition(".")[0]
+
+
+def _is_identity(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr returns its inputs, at most through calls that do."""
+    same: dict[Any, Any] = {}
+    for eqn in jaxpr.eqns:
+        called = list(_inside(eqn))
+        if len(called) != 1 or not _is_identity(called[0]):
+            return False
+        read = [x if isinstance(x, JaxLiteral) else same.get(x, x) for x in eqn.invars]
+        same.update(zip(eqn.outvars, read, strict=True))
+    return [x if isinstance(x, JaxLiteral) else same.get(x, x) for x in jaxpr.outvars] == list(jaxpr.invars)
 
 
 def _binds(jaxpr: Jaxpr, primitive: Any) -> bool:
@@ -414,7 +431,7 @@ def _under(site: CallSite, atoms: Sequence[Atom], shardings: Sequence[Any], by: 
 @reader(
     *("closed_call", "core_closed_call", "call", "core_call", "named_call"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
-    *("custom_vmap_call", "linear_call", "composite", "remat_opt"),
+    *("custom_vmap_call", "linear_call", "composite", "remat_opt", "eval_jaxpr", "fused_call", "xla_metadata_call"),
 )
 def _call(site: CallSite) -> Sequence[Atom]:
     return _inlined(site, site.inputs)

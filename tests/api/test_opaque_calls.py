@@ -59,7 +59,6 @@ def double_first(x):
 
 
 OPAQUE = {
-    "custom_partitioning": partitioned,
     "pallas_call": kernel,
     "pure_callback": numpy_sine,
     "new_ref": double_first,
@@ -205,6 +204,23 @@ def test_what_cannot_run_inside_a_step():
         "step cannot be planned:",
         f"  debug_print at test_opaque_calls.py:{at + 1}: {ordered}",
         f"  debug_callback at test_opaque_calls.py:{at + 2}: {ordered}",
+    ]
+
+
+def test_what_says_nothing_of_a_plan_or_differs_between_devices_is_refused():
+    def step(x):
+        jax.debug.inspect_array_sharding(x, callback=print)
+        return x + jax.lax.rng_uniform(0.0, 1.0, (8, 8))
+
+    at = step.__code__.co_firstlineno
+    with pytest.raises(TraceError) as caught:
+        md.parallelize(step, MESH).plan(X)
+    assert str(caught.value).splitlines() == [
+        "step cannot be planned:",
+        f"  inspect_sharding at test_opaque_calls.py:{at + 1}: shows the sharding that a compiler chose; "
+        "those of a planned step are in its plan: print(sharded.plan(...))",
+        f"  rng_uniform at test_opaque_calls.py:{at + 2}: draws other numbers on every device; "
+        "use jax.random.uniform and a key",
     ]
 
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from bench.report import versions
+from tests.coverage import audit
 from tests.coverage.cases import Case, cases
 from tests.coverage.judge import judge
 from tests.coverage.page import Result, page
@@ -35,6 +36,7 @@ def main() -> None:
     known = {} if asked.again else read(file)
     sweep([case for case in cases(asked.primitive, asked.limit) if case.name not in known], file)
     asked.page.parent.mkdir(exist_ok=True)
+    audit.PAGE.write_text(audit.page())
     asked.page.write_text(page({_title(file): list(read(file).values()) for file in sorted(asked.results.iterdir())}))
 
 

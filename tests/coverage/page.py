@@ -21,7 +21,7 @@ compares the numbers with those of the unsharded function.
 * **skipped**: JAX does not run it on CPU, or no dim can be split
 
 A sweep can be limited to some cases of each primitive; the rows count the cases that were run.
-XLA's optimizations are off.
+XLA's optimizations are off. [Primitives without a rule](primitives.md) are listed with the reason and what they cost.
 """
 # Operations on which nothing but a gather is known to be as good and to give the same numbers, and why.
 WHOLE = {

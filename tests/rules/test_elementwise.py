@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import primitives
 
 from meshdsl.custom_rules import simulate as simulated
@@ -54,6 +55,7 @@ case("copy", jnp.copy, floats(12, 24))
 case("copy", jnp.copy, bools(12, 24))
 case("name", lambda x: checkpoint_name(x, "here"), floats(12, 24))
 case("optimization_barrier", lax.optimization_barrier, floats(12, 24))
+case("xla_metadata_value", lambda x: set_xla_metadata(x, group="a"), floats(12, 24))
 for name in "real imag conj".split():
     case(name, getattr(lax, name), complexes(24))
 for power in (2, 3, -1):

@@ -12,6 +12,7 @@ from itertools import islice
 from math import prod
 from typing import Any
 
+from meshdsl.ir.graph import element_bits
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
@@ -178,17 +179,20 @@ def _layout(layout: Layout, dims: tuple[str, ...]) -> str:
 
 
 def _local_bytes(array: Array, mesh: Mesh) -> int:
-    return prod(array.layout.local_shape(array.shape, mesh.sizes_by_name)) * itemsize(array.dtype)
+    return -(-prod(array.layout.local_shape(array.shape, mesh.sizes_by_name)) * _bits(array.dtype) // 8)
 
 
-def itemsize(dtype: str) -> int:
-    """Bytes per element of a dtype given by its name; random keys have eight."""
+def _bits(dtype: str) -> int:
+    """Bits per element of a dtype given by its name."""
     import jax.numpy as jnp
 
-    try:
-        return int(jnp.dtype(dtype).itemsize)
-    except TypeError:
-        return 8
+    return _KEY_BITS.get(dtype) or element_bits(jnp.dtype(dtype))
+
+
+_KEY_BITS = {
+    **{"key<fry>": 64, "key<rbg>": 128, "key<urbg>": 128},
+    **{"key<fry4>": 128, "key<phx2>": 32, "key<phx4>": 64},
+}
 
 
 def _buffers(plan: PlanData) -> Iterator[list[Any]]:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
+from meshdsl.ir.graph import Graph, Literal, Op, Value, element_bits, walk
 from meshdsl.ir.index import Flags, graph_index
 from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
@@ -75,7 +75,7 @@ class OpWork:
 
     flops: float
     accesses: tuple[int, ...]
-    itemsize: int
+    itemsize: float
     grouped: bool = False
     sides: tuple["OperandSizes", ...] = ()
     seconds: float | None = None
@@ -139,7 +139,7 @@ def work_of(op: Op, in_memory: Set[int]) -> OpWork:
         accesses = [0] * len(accesses)
         accesses[IN_PLACE_UPDATES[op.name]] = 2
     floats = [v for v in op.inputs if jnp.issubdtype(v.dtype, jnp.inexact)] or op.inputs  # positions do not count
-    itemsize = max((v.dtype.itemsize for v in floats if hasattr(v.dtype, "itemsize")), default=4)
+    itemsize = max((element_bits(v.dtype) / 8 for v in floats), default=4.0)
     grouped = any(op.params.get(name, 1) > 1 for name in ("feature_group_count", "batch_group_count"))
     return OpWork(_flops(op), tuple(accesses), itemsize, grouped, _sides(op))
 
@@ -211,7 +211,7 @@ def operands_and_results(op: Op) -> "tuple[Value | Literal, ...]":
 # Collectives inside local programs, such as the halo of a window.
 
 
-Shapes = tuple[tuple[tuple[int, ...], int], ...]  # shape and itemsize per port
+Shapes = tuple[tuple[tuple[int, ...], float], ...]  # shape and itemsize per port
 Rows = tuple[Signature, ...]
 
 
@@ -236,7 +236,7 @@ def exchange_seconds(rows: Rows, shapes: Shapes, mesh: Mesh) -> "Costs | float":
 
 
 def _step_seconds(
-    step: ExchangeStep, rows: Sequence[Rows], array: tuple[tuple[int, ...], int], mesh: Mesh
+    step: ExchangeStep, rows: Sequence[Rows], array: tuple[tuple[int, ...], float], mesh: Mesh
 ) -> "Costs | float":
     """Returns the seconds of one exchange, [rows per axis]; blocks are as if exactly its own axes split its dim."""
     (shape, itemsize), e = array, step.exchange
@@ -292,7 +292,7 @@ class SignatureTable:
 
 
 def make_table(
-    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: OpWork, mesh: Mesh
+    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], float], ...], work: OpWork, mesh: Mesh
 ) -> SignatureTable:
     """Returns the table of a node with these rows, tensors (shape and itemsize per port) and work."""
     placements = [row.outputs for row in rows]
@@ -316,7 +316,7 @@ def make_table(
 
 
 def work_seconds(
-    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: OpWork, mesh: Mesh
+    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], float], ...], work: OpWork, mesh: Mesh
 ) -> Costs:
     """Returns the seconds of the work in every joint state, without exchanges."""
     topology = mesh.topology

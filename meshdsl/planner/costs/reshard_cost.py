@@ -246,7 +246,7 @@ class ReshardCosts:
         self,
         mesh: Mesh,
         shape: tuple[int, ...],
-        itemsize: int,
+        itemsize: float,
         kinds: tuple[str, ...],
         scale: FixedPoint,
         communicates: bool = True,

@@ -140,7 +140,7 @@ def _nearest_target_first(costs: Costs, inner: Costs, own: int, targets: list[in
 
 @lru_cache(_TREES_REMEMBERED)
 def tree_steps(
-    within: LayoutGraph, shape: tuple[int, ...], itemsize: int, edges: Edges, manual: tuple[str, ...] = ()
+    within: LayoutGraph, shape: tuple[int, ...], itemsize: float, edges: Edges, manual: tuple[str, ...] = ()
 ) -> tuple[ReshardStep, ...]:
     """Returns the reshard steps of a tree, in an order that can be executed; each layout is made once.
 

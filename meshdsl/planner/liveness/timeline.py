@@ -238,8 +238,8 @@ class CopyTimeline:
         sources[after[::-1]] = before[::-1]  # of several steps to one layout, the first
         values = np.concatenate((np.arange(count), keys // len(self.layouts)))
         layouts = np.concatenate((self.own, keys % len(self.layouts)))
-        itemsizes = np.where(self._is_half_width(used, values.size), 2, self.timeline.index.itemsizes[values])
-        return Copies(values, layouts, sources, itemsizes * self._elements(values, layouts), used)
+        bits = np.where(self._is_half_width(used, values.size), 16, self.timeline.index.bits[values])
+        return Copies(values, layouts, sources, -(-bits * self._elements(values, layouts) // 8), used)
 
     def workspace_bytes(self, workspace: Workspace) -> int:
         """Returns the bytes of a workspace on one device."""

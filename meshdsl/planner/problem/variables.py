@@ -31,7 +31,7 @@ from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, object_i
 
 
 Rows = tuple[Signature, ...]
-Shapes = tuple[tuple[tuple[int, ...], int], ...]  # shape and itemsize per port
+Shapes = tuple[tuple[tuple[int, ...], float], ...]  # shape and itemsize per port
 NO_WORK, FREE = OpWork(0.0, (), 4), Layout()
 
 

@@ -26,7 +26,7 @@ from meshdsl.trace.read_jaxpr import written
 
 PLACING = frozenset({"sharding_constraint", "layout_constraint", "mesh_cast", "reshard", "device_put"})
 _VARYING = {"pvary", "pcast", "preduced", "vary_unreduced_cast"}  # types of the user's shard_map
-_ALWAYS = PLACING | _VARYING | {"copy", "copy_p", "stop_gradient", "name"}
+ALWAYS_IDENTITIES = PLACING | _VARYING | {"copy", "copy_p", "stop_gradient", "name", "shard_alike"}
 _CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
 _NEUTRAL = {"mul": 1, "div": 1, "sub": 0}  # second operands; 0.0 added to -0.0 changes its sign
 # Identities whenever shape and dtype stay the same.
@@ -102,7 +102,7 @@ def _is_identity(op: Op) -> bool:
     same = all(x.shape == y.shape and x.dtype == y.dtype for x, y in zip(op.inputs, op.outputs, strict=False))
     if not op.inputs or not op.outputs or not same or op.effects:
         return False
-    if op.name in _ALWAYS:
+    if op.name in ALWAYS_IDENTITIES:
         return len(op.inputs) == len(op.outputs)
     return op.name in _BY_SHAPE or _keeps_dims(op)
 

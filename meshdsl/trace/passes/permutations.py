@@ -139,10 +139,12 @@ class _Known:
     Args:
       makers: by value id, the operation that makes it.
       outside: by id of a body's input that is the same in every iteration, the operand of the loop.
+      values: what constant expressions compute, by value id, as far as anybody asked; None where that is unknown.
     """
 
     makers: dict[int, Op] = field(default_factory=dict)
     outside: dict[int, Atom] = field(default_factory=dict)
+    values: dict[int, Positions | None] = field(default_factory=dict)
 
     def enter(self, op: Op) -> None:
         """Records an operation and the invariant operands of its bodies."""
@@ -167,18 +169,42 @@ class _Known:
 
     def _value(self, x: Atom) -> Positions | None:
         """What the constant expression ``x`` computes; None for other values, and for large ones."""
-        if isinstance(x, Literal):
-            return np.asarray(x.value)
+        waiting = [x]
+        while waiting:
+            at = waiting[-1]
+            read = [] if self._is_known(at) else [y for y in self._operands(at) if not self._is_known(y)]
+            if not read:
+                waiting.pop()
+            if not read and not self._is_known(at):
+                self.values[at.id] = self._computed(at)
+            waiting += read
+        return np.asarray(x.value) if isinstance(x, Literal) else self.values[x.id]
+
+    def _is_known(self, x: Atom) -> bool:
+        return isinstance(x, Literal) or x.id in self.values
+
+    def _operands(self, x: Atom) -> Sequence[Atom]:
+        """What the value of ``x`` is computed from, if it can be computed."""
         if x.id in self.outside:
-            return self._value(self.outside[x.id])
+            return (self.outside[x.id],)
         op = self.makers.get(x.id)
-        if op is None or op.bodies or op.effects or prod(x.shape) > _LONGEST:
-            return None
-        if op.name == "constant":
+        return () if op is None or not self._is_computable(op, x) else op.inputs
+
+    def _is_computable(self, op: Op, x: Atom) -> bool:
+        return not (
+            op.bodies or op.effects or prod(x.shape) > _LONGEST or op.primitive is None or op.primitive.multiple_results
+        )
+
+    def _computed(self, x: Atom) -> Positions | None:
+        """The value of ``x``, whose operands have been computed."""
+        operands = [self._value(y) for y in self._operands(x)]
+        if x.id in self.outside:
+            return operands[0]
+        op = self.makers.get(x.id)
+        if op is not None and op.name == "constant" and prod(x.shape) <= _LONGEST:
             value = op.params["value"]
             return value if isinstance(value, np.ndarray) else None
-        operands = [self._value(y) for y in op.inputs]
-        if op.primitive is None or op.primitive.multiple_results or any(y is None for y in operands):
+        if op is None or not self._is_computable(op, x) or any(y is None for y in operands):
             return None
         with jax.ensure_compile_time_eval():
             return np.asarray(op.primitive.bind(*operands, **op.params))

@@ -74,3 +74,16 @@ def test_rows_that_move_cost_rows(name, rows):
     step, x = FOUND[name][0], jnp.zeros((8, 1 << 14))
     sharded = md.parallelize(step, "data=4", {"x": "data=S(0)"}, outputs={"": "data=S(0)"})
     assert sharded.plan(x).bytes == rows * x[0].nbytes
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_long_chains_of_positions_are_read_once(varies):
+    """Each of 120 steps reads the step before twice."""
+
+    def step(x):
+        at = jnp.argsort(x[:, 0]) if varies else jnp.arange(8)
+        for _ in range(120):
+            at = (at * 3 + at) % 8
+        return x[at]
+
+    np.testing.assert_allclose(run(trace(step, (X,)), X), step(X))
