@@ -38,6 +38,8 @@ class Rules:
       params: rules for parameters, which take precedence over ``table``.
       optimizer: rules for optimizer state, likewise.
       activations: rules for batch and results, likewise; they also pin named tensors computed inside the step.
+      strict: whether a rule for a dim that no array of a step has is a fault. By default it is not, so that one table
+        serves many models: the plan and the log list such dims. It is one in any case if no rule applies.
 
     Raises:
       NotationError: with a caret, for text that cannot be read.
@@ -51,6 +53,7 @@ class Rules:
     params: str | None = None
     optimizer: str | None = None
     activations: str | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         """Normalize the text of the tables."""
@@ -87,6 +90,7 @@ class Rules:
     def __repr__(self) -> str:
         given = [repr(self.table)] if self.table else []
         given += [f"{name}={text!r}" for name in GROUPS if (text := getattr(self, name)) is not None]
+        given += ["strict=True"] if self.strict else []
         return f"Rules({', '.join(given)})"
 
     def __str__(self) -> str:

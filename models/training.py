@@ -19,13 +19,12 @@ def standard_strategies(split: str) -> Strategies:
     Args:
       split: layout rules of the dims that tensor parallelism splits.
     """
-    sharded = {"params": "embed:data", "optimizer": "embed:data"}
     return {
         "data": "batch:data",
         "tensor": f"batch:data {split}",
-        "fsdp": md.Rules("batch:data", **sharded),
+        "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
         "zero": md.Rules("batch:data", optimizer="embed:data"),
-        "fsdp+tensor": md.Rules(f"batch:data {split}", **sharded),
+        "fsdp+tensor": md.Rules(f"batch:data {split}", params="embed:data", optimizer="embed:data"),
     }
 
 

@@ -92,7 +92,9 @@ class CallStages:
 
         Rules are checked on simulated devices; this executes user code.
         """
-        return check_rules(fit_constraints(self.traced, self.options.mesh))
+        program = check_rules(fit_constraints(self.traced, self.options.mesh))
+        unused = self.user_pins.unused_rules(program)
+        return replace(program, notes=[*program.notes, *unused], warnings=[*program.warnings, *unused])
 
     @cached_property
     def program(self) -> TracedProgram:

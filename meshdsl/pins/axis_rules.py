@@ -50,7 +50,8 @@ class RulePins:
                 self._pin(leaf, ACTIVATIONS, "result ") if source is None else _FREE
                 for leaf, source in zip(program.outputs, follows, strict=True)
             ]
-        self.faults = [*self._unknown_axes(), *self._unknown_dims(), *shortened(self._misfits, _SHOWN)]
+        lacking = UnusedRules(program, rules, self.kinds)
+        self.faults = [*self._unknown_axes(lacking), *lacking.faults(), *shortened(self._misfits, _SHOWN)]
 
     @cached_property
     def kinds(self) -> list[str]:
@@ -71,24 +72,51 @@ class RulePins:
         """Returns the rules for one kind of arrays, over existing axes."""
         return {d: axes for d, axes in self.rules.group(kind).items() if set(axes) <= set(self.mesh.names)}
 
-    def _unknown_axes(self) -> Iterator[str]:
-        for table in self.rules.tables.values():
+    def _unknown_axes(self, lacking: "UnusedRules") -> Iterator[str]:
+        for name, table in self.rules.tables.items():
             for dim, axes in table.items():
                 for axis in axes:
-                    if axis not in self.mesh.names:
+                    used = self.rules.strict or (name, dim) not in lacking.found
+                    if used and axis not in self.mesh.names:
                         yield f"rules: {dim}:{axis}: no axis {axis!r} in the mesh{nearest(axis, self.mesh.names)}"
 
-    def _unknown_dims(self) -> Iterator[str]:
-        for name, table in self.rules.tables.items():
-            known = self._dims(name)
-            for dim in table:
-                if dim not in known:
-                    said = f"rules: no {_NOUNS[name]} has a dim {dim!r}{nearest(dim, known)}"
-                    yield said + ("" if known else "; md.named gives dims their names")
+
+class UnusedRules:
+    """Rules for dims that no array of a program has, as a table for many models has them.
+
+    Args:
+      kinds: the kind of each input.
+
+    Attributes:
+      found: (table, dim) of each.
+    """
+
+    def __init__(self, program: TracedProgram, rules: Rules, kinds: Sequence[str]) -> None:
+        self.program, self.rules, self._kinds = program, rules, kinds
+        stated = [(name, dim) for name, table in rules.tables.items() for dim in table]
+        self._known = {name: self._dims(name) for name in rules.tables}
+        self.found = [(name, dim) for name, dim in stated if dim not in self._known[name]]
+        self._nothing_applies = len(self.found) == len(stated)
+
+    def faults(self) -> Iterator[str]:
+        """Yields a row per rule if the rules are strict, or if none of them applies."""
+        for name, dim in self.found if self.rules.strict or self._nothing_applies else ():
+            known = self._known[name]
+            said = f"rules: no {_NOUNS[name]} has a dim {dim!r}{nearest(dim, known)}"
+            yield said + ("" if known else "; md.named gives dims their names")
+
+    def notes(self) -> list[str]:
+        """Returns a line that lists the dims, none if there are none."""
+        named = [(name, dim, nearest(dim, self._known[name]).removeprefix("; ")) for name, dim in self.found]
+        shown = [
+            f"{'' if name == 'table' else f'{name} '}{dim}" + (f" ({meant})" if meant.startswith("did") else "")
+            for name, dim, meant in named
+        ]
+        return [f"rules name dims that this step lacks: {', '.join(shown)}"] if shown else []
 
     def _dims(self, name: str) -> list[str]:
-        """Returns the dim names of all arrays of one kind."""
-        inputs = [leaf for leaf, kind in zip(self.program.inputs, self.kinds, strict=True) if name in ("table", kind)]
+        """The dim names of all arrays of one kind."""
+        inputs = [leaf for leaf, kind in zip(self.program.inputs, self._kinds, strict=True) if name in ("table", kind)]
         results = self.program.outputs if name in ("table", ACTIVATIONS) else ()
         inside = _constrained_dims(self.program) if name == ACTIVATIONS else ()
         return list(dict.fromkeys([d for leaf in (*inputs, *results) for d in leaf.dims if d] + [*inside]))

@@ -26,7 +26,7 @@ from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, P
-from meshdsl.pins.axis_rules import RulePins
+from meshdsl.pins.axis_rules import RulePins, UnusedRules, kinds
 from meshdsl.pins.conflicts import (
     UNEVEN,
     contradictions,
@@ -65,6 +65,10 @@ class UserPins:
     rules: Rules = field(default_factory=Rules)
     donated: tuple[int, ...] = ()
     uneven: str = "error"
+
+    def unused_rules(self, program: TracedProgram) -> list[str]:
+        """Return a line that lists the dims with a rule that no array of ``program`` has; none if there are none."""
+        return UnusedRules(program, self.rules, kinds(program, replaced_inputs(program))).notes()
 
     def resolve(self, program: TracedProgram, mesh: Mesh) -> Pins:
         """Return the pins of every input and output of ``program``; PinError lists all faults at once."""

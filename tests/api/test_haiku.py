@@ -48,7 +48,7 @@ def test_pairs_of_parameters_and_state():
         return State(optax.apply_updates(s.params, updates), state, opt, key), value
 
     s = State(params, state, ADAM.init(params), jax.random.PRNGKey(1))
-    proved(step, s, BATCH)
+    proved(step, s, BATCH, steps=2)
     path = "s/params/'head/~/linear_0'/w"
     pinned = md.parallelize(step, MESH, {path: "data=B model=S(1)"})
     assert str(pinned.plan(s, BATCH).layout(path)) == "data=B model=S(1)"
@@ -57,7 +57,7 @@ def test_pairs_of_parameters_and_state():
         logits, _ = net.apply(*pair, None, batch["x"], False)
         return jnp.mean(jnp.argmax(logits, -1) == batch["y"])
 
-    proved(evaluate, (params, state), BATCH, carry=False)
+    proved(evaluate, (params, state), BATCH)
 
 
 def test_a_transformed_function_without_keys_and_with_layers_in_a_scan():
