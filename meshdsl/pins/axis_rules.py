@@ -106,7 +106,9 @@ class UnusedRules:
             yield said + ("" if known else "; md.named gives dims their names")
 
     def notes(self) -> list[str]:
-        """Returns a line that lists the dims, none if there are none."""
+        """Returns a line that lists the dims; none if there are none, or if they are faults."""
+        if self.rules.strict or self._nothing_applies:
+            return []
         named = [(name, dim, nearest(dim, self._known[name]).removeprefix("; ")) for name, dim in self.found]
         shown = [
             f"{'' if name == 'table' else f'{name} '}{dim}" + (f" ({meant})" if meant.startswith("did") else "")
