@@ -63,6 +63,10 @@ def grouped(x):
     return jax.shard_map(summed, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
 
+def averages(x):
+    return jax.lax.pmean(x, axis_name="batch")
+
+
 def maps_elsewhere(x):
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("rows")
@@ -99,6 +103,7 @@ CASES = {
     "`vmap` of a planned step": lambda: jax.vmap(PLANNED)(X),
     "a planned step inside a planned step": planned(plans_inside, X),
     "`shard_map` over other axes": planned(maps_elsewhere, X),
+    "a collective over an axis that is not found": planned(averages, X),
     "collectives in groups": planned(grouped, X),
     "a rule for a function with effects": planned(ruled, X),
     "a pin that does not divide": planned(double, X[:6], layouts={"x": "data=S(0)"}),
