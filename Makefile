@@ -17,7 +17,7 @@ export PYTHONPATH := .
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint bench coverage zoo fuzz fuzz-bytes pipelines strategies predictions targets measured bench-planner data clean
+.PHONY: help demo test test-all lint bench calls coverage zoo fuzz fuzz-bytes pipelines strategies predictions targets measured bench-planner data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -76,6 +76,9 @@ targets: .venv/targets/ready  ## compile the gallery and models for TPUs and GPU
 
 measured: $(ZOO)/ready  ## compare predicted with measured step times of this machine, which should be idle, and write docs/measured.md
 	$(ZOO)/bin/python -m bench.measured --again
+
+calls: $(VENV)/ready  ## compare the Python time of a call with that of jax.jit
+	$(EIGHT) $(RUN) -m bench.calls
 
 bench-planner: $(VENV)/ready  ## write docs/planner.md: gaps, a second solver, peers, planning time, overlap; PARTS='gaps peers'
 	$(RUN) -m bench.planner.run $(PARTS)

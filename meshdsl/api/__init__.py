@@ -4,7 +4,7 @@ A step on its way down, file by file; each stage returns a value that can be pri
 
     sharded.parallelize          the user's arguments
       options.parse_options      -> Options, all faults in one error
-    Sharded.__call__, .plan      one call: flat arrays and its kind (``stages.call_key``)
+    Sharded.__call__, .plan      one call: flat arrays, its form and its kind (``calls``)
       stages.CallStages          the stages below for one kind of call, each computed on first use
         .traced                  axis_names.trace_found          -> what the step's axis names mean, and by
                                    trace.trace_call              -> ir.TracedProgram
@@ -20,8 +20,10 @@ A step on its way down, file by file; each stage returns a value that can be pri
                                    plan.build_plan               -> Plan
         .executable              executable.Executable           -> lowering.program -> jax.jit(jax.shard_map(...))
 
-Beside that line, on top of it:
+Under that line and on top of it:
 
+    ambient       settings of jax and other state around a call: what counts for a step, what must not reach it
+    calls         which calls are of one kind and share all stages, and how a call reaches the compiled program
     program       ``md.Program``, what program files define; stacks of layers as pipeline stages
     check         ``sharded.check``: the sharded step beside the unsharded one, and how much of it was divided
     explain       why an input has its layout, by planning with every other one

@@ -1,12 +1,13 @@
 """``Executable``: one plan on real devices, compiled once, called with flat arrays.
 
-Arguments that are sharded as planned are passed straight to the compiled program, which checks them itself. Numpy
-arrays and uncommitted arrays are placed silently; arrays committed to another layout are moved, with one warning that
-says what it costs. Donated arguments are deleted as ``jax.jit`` does, also those that were moved first.
+Arguments that are sharded as planned are passed straight to the compiled program, which checks them itself, and so are
+numpy arrays. Uncommitted arrays are placed silently; arrays committed to another layout are moved, with one warning
+that says what it costs. Donated arguments are deleted as ``jax.jit`` does, also those that were moved first.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from meshdsl.api.ambient import CALL_TESTS, JaxSettings, explicit_mesh, without_types
 from meshdsl.errors import TraceError, shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.lowering.program import sharded_function
@@ -23,7 +25,6 @@ from meshdsl.lowering.shardings import input_layouts, output_layouts, place, sha
 from meshdsl.lowering.verify import ExpectedCommunication
 from meshdsl.plan.op_times import plan_flops
 from meshdsl.plan.plan import Plan
-from meshdsl.trace.arguments import is_gone
 from meshdsl.trace.diagnostics import PLANNED
 from meshdsl.trace.objects import Objects, Writeback
 from meshdsl.trace.static_leaves import has_static, reveal
@@ -38,17 +39,23 @@ class Executable:
     Args:
       devices: as a mesh with the plan's axes.
       donated: indices of flat inputs whose buffers the program may reuse.
+      settings: of jax, under which the program was traced and is compiled; default is those set now.
     """
 
     def __init__(
-        self, program: TracedProgram, plan: Plan, devices: jax.sharding.Mesh, donated: Sequence[int] = ()
+        self,
+        program: TracedProgram,
+        plan: Plan,
+        devices: jax.sharding.Mesh,
+        donated: Sequence[int] = (),
+        settings: JaxSettings | None = None,
     ) -> None:
         self.program, self.plan, self.devices, self.donated = program, plan, devices, tuple(donated)
+        self.settings = settings or JaxSettings.current()
         solution, graph = plan.solution, program.graph
         self.shardings = shardings(input_layouts(program, solution), graph.inputs, devices)
         self.results = shardings(output_layouts(program, solution), graph.returned, devices)
         self.function = sharded_function(program, solution, devices)
-        self._weak = [leaf.weak for leaf in program.inputs]
         tree = program.out_tree
         self._has_static_results = has_static(tree.result.outer if isinstance(tree, Writeback) else tree)
         self._warned = False
@@ -68,15 +75,17 @@ class Executable:
     def lowered(self) -> jax.stages.Lowered:
         """The step lowered for the shapes of the plan."""
         leaves = zip(self.program.graph.inputs, self.shardings, strict=True)
-        lowered: jax.stages.Lowered = self.jitted.lower(
-            *(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=at) for value, at in leaves)
-        )
+        shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=at) for value, at in leaves]
+        with self.settings.lowering():
+            lowered: jax.stages.Lowered = self.jitted.lower(*shapes)
         return lowered
 
     @cached_property
     def compiled(self) -> jax.stages.Compiled:
         """The compiled step; it takes flat arrays that are sharded as planned, or uncommitted."""
-        return self.lowered.compile()
+        lowered = self.lowered
+        with self.settings.lowering():
+            return lowered.compile()
 
     @property
     def expected(self) -> ExpectedCommunication:
@@ -87,19 +96,27 @@ class Executable:
 
     @property
     def call(self) -> Callable[..., Any]:
-        """The function to call: compiled ahead of time, except where jax does not support that."""
-        if _any_setting(DEBUG_CHECKS):
-            return self._checked_call
-        return self.jitted if self._has_subbyte_dtype or _any_setting(("jax_disable_jit",)) else self.compiled
+        """The function to call under the present settings of jax."""
+        if _any_setting(CALL_TESTS):
+            return self._tested_call
+        if self._has_subbyte_dtype or _any_setting(("jax_disable_jit",)):
+            return self._shielded_call
+        return self.compiled
 
-    def _checked_call(self, *leaves: jax.Array) -> list[jax.Array]:
-        """Call the compiled step and check its results for NaNs and infinities as jax's debug settings demand.
+    def _shielded_call(self, *leaves: Any) -> list[jax.Array]:
+        """Call the step where jax would not run a compiled program; it is compiled nevertheless."""
+        with self.settings.lowering():
+            results: list[jax.Array] = (self.jitted if self._has_subbyte_dtype else self.compiled)(*leaves)
+        return results
+
+    def _tested_call(self, *leaves: Any) -> list[jax.Array]:
+        """Call the step and test its results for NaNs and infinities as jax's debug settings demand.
 
         jax itself would run the step again operation by operation, which has no end for a sharded program.
         """
-        tests = [test for name, test in DEBUG_CHECKS.items() if _any_setting((name,))]
-        with jax.debug_nans(False), jax.debug_infs(False):
-            results: list[jax.Array] = self.compiled(*leaves)
+        tests = [test for name, test in CALL_TESTS.items() if _any_setting((name,))]
+        results = self._shielded_call(*leaves)
+        with self.settings.lowering():
             pairs = zip(self.program.outputs, results, strict=True)
             bad = [leaf.path or "the result" for leaf, x in pairs if any(_holds(test, x) for test in tests)]
         if bad:
@@ -122,24 +139,26 @@ class Executable:
         result = tree.commit(objects, inputs, outputs) if isinstance(tree, Writeback) else tree.unflatten(outputs)
         return reveal(result) if self._has_static_results else result
 
-    def accepts(self, leaves: Sequence[Any]) -> bool:
-        """Return whether the compiled program may be called on the arguments directly; it checks all else itself.
+    def moved(self, leaves: Sequence[Any]) -> list[int]:
+        """Return which arguments are committed to another layout than planned."""
+        pairs = enumerate(zip(leaves, self.shardings, strict=True))
+        return [i for i, (x, at) in pairs if _is_placed_elsewhere(x, at)]
 
-        It does not notice that a scalar was traced as a Python number (weak type) or that a buffer was deleted, and it
-        does not delete donated buffers that are uncommitted.
+    def run(self, leaves: Sequence[Any], unplaced: Sequence[int], call: Callable[..., Any]) -> tuple[Any, list[Any]]:
+        """Place some of the arguments as planned, call the step, and return its outputs, and what it was called with.
+
+        Args:
+          unplaced: indices of arguments that may have to be placed.
+          call: what to call, see ``call``.
         """
-        if any(map(is_gone, leaves)):
-            return False
-        donated = (leaves[i] for i in self.donated)
-        return list(map(_is_weak, leaves)) == self._weak and all(getattr(x, "committed", True) for x in donated)
-
-    def run(self, leaves: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Place every argument, call the step, and return its outputs, and the arguments where they were placed."""
         self._warn_of_moves(leaves)
-        placed = place(leaves, self.shardings)
-        outputs = self.call(*placed)
-        for i in self.donated:  # delete those whose placed copies the program has consumed
-            if isinstance(leaves[i], jax.Array) and placed[i].is_deleted() and not leaves[i].is_deleted():
+        placed = list(leaves)
+        copies = place([leaves[i] for i in unplaced], [self.shardings[i] for i in unplaced])
+        for i, copy in zip(unplaced, copies, strict=True):
+            placed[i] = copy
+        outputs = call(*placed)
+        for i in set(unplaced).intersection(self.donated):  # delete those whose copies the program has consumed
+            if placed[i].is_deleted() and not leaves[i].is_deleted():
                 leaves[i].delete()
         return outputs, placed
 
@@ -148,10 +167,11 @@ class Executable:
 
         Whole copies are on one device, or replicated for a step that would not run on one device.
         """
-        fresh = [jnp.array(x, copy=True) for x in leaves]  # device_put may share buffers, whatever may_alias says
-        every = NamedSharding(self.devices, PartitionSpec())
+        every = NamedSharding(explicit_mesh(self.devices, ()), PartitionSpec())
         alone = every if self.program.spread else self.devices.devices.flat[0]
-        copied: list[jax.Array] = jax.device_put(fresh, alone if whole else list(self.shardings))
+        with self.settings.lowering():
+            fresh = [jnp.array(without_types(x), copy=True) for x in leaves]  # device_put may share buffers
+            copied: list[jax.Array] = jax.device_put(fresh, alone if whole else list(self.shardings))
         return copied
 
     @cached_property
@@ -163,7 +183,9 @@ class Executable:
     def inline(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the outputs of the step as part of an outer ``jax.jit``."""
         try:
-            with jax.named_scope(PLANNED):
+            with self.settings.lowering(), self._types(), jax.named_scope(PLANNED):
+                if self.is_explicit:
+                    leaves = [jax.sharding.reshard(x, at) for x, at in zip(leaves, self.shardings, strict=True)]
                 outputs: Sequence[Any] = guarded(self.function, self.program.name)(*leaves)
                 return outputs
         except jax.errors.UnexpectedTracerError as error:
@@ -172,13 +194,21 @@ class Executable:
                 "return it from there, and pass it in"
             ) from error
 
+    @property
+    def is_explicit(self) -> bool:
+        """Whether shardings on the mesh are types."""
+        return AxisType.Explicit in self.devices.axis_types
+
+    def _types(self) -> AbstractContextManager[Any]:
+        """Return a context in which arrays on the mesh have their shardings as types, if they are."""
+        return jax.sharding.use_abstract_mesh(self.devices.abstract_mesh) if self.is_explicit else nullcontext()
+
     def _warn_of_moves(self, leaves: Sequence[Any]) -> None:
-        pairs = enumerate(zip(leaves, self.shardings, strict=True))
-        moved = [(i, x) for i, (x, at) in pairs if _is_placed_elsewhere(x, at)]
-        if moved and not self._warned:
+        moved = () if self._warned else self.moved(leaves)
+        if moved:
             self._warned = True
-            size = sum(prod(x.shape) * x.dtype.itemsize for _, x in moved)
-            path = self.program.inputs[moved[0][0]].path
+            size = sum(prod(leaves[i].shape) * leaves[i].dtype.itemsize for i in moved)
+            path = self.program.inputs[moved[0]].path
             log.warning(
                 "%s: %d arguments, %s first, are committed to another layout than planned; each call copies %s",
                 *(self.program.name, len(moved), path, bytes_text(size)),
@@ -187,13 +217,6 @@ class Executable:
 
 def _is_placed_elsewhere(x: Any, target: NamedSharding) -> bool:
     return isinstance(x, jax.Array) and x.committed and not x.sharding.is_equivalent_to(target, x.ndim)
-
-
-def _is_weak(x: Any) -> bool:
-    return getattr(x, "weak_type", None) or isinstance(x, int | float | complex)
-
-
-DEBUG_CHECKS = {"jax_debug_nans": jnp.isnan, "jax_debug_infs": jnp.isinf}
 
 
 def _any_setting(settings: Iterable[str]) -> bool:

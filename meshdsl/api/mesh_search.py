@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import chain, product
 from typing import Any
 
+from meshdsl.api.ambient import JaxSettings
 from meshdsl.api.plan_variants import plan_best_variant
 from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
@@ -191,7 +192,10 @@ class ConfigurationSearch:
         """The program, the whole batch at once, its user-defined rules checked."""
         keep_cuts = bool(self.program.pipeline and self.program.pipeline.axis)
         inside, keep = self._rules.inside, self.program.constraints == "keep"
-        return check_rules(trace(self.program.step, self.program.args, inside=inside, cuts=keep_cuts, keep=keep))
+        step, args = self.program.step, self.program.args
+        return check_rules(
+            JaxSettings.current().run(lambda: trace(step, args, inside=inside, cuts=keep_cuts, keep=keep))
+        )
 
     def _traced_for(self, config: Configuration) -> tuple[CallStages, TracedProgram]:
         """Return the stages of a configuration, and the program that is planned."""

@@ -40,10 +40,6 @@ BYTES_PER_UNIT = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
-JAX_SETTINGS = (  # settings of jax that a trace depends on
-    *("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion"),
-    *("jax_default_prng_impl", "jax_threefry_partitionable"),
-)
 UNEVEN = ("error", "replicate", "pad")  # what a pin that does not divide is
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -77,11 +73,6 @@ class Options:
     constraints: str = "keep"
     mapped: bool = False
     uneven: str = "error"
-
-
-def jax_settings() -> tuple[Any, ...]:
-    """Return the values of jax's settings that a trace depends on."""
-    return tuple(getattr(jax.config, name) for name in JAX_SETTINGS)
 
 
 def memory_bytes(memory: str | float | None) -> float | None:

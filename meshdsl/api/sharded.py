@@ -15,13 +15,15 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
+from meshdsl.api.ambient import JaxSettings, call_settings, explicit_mesh
 from meshdsl.api.axis_names import inner_of_pmap
+from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest_kind
 from meshdsl.api.check import check_step
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
-from meshdsl.api.options import Options, jax_settings, parse_options, parse_pin_changes
+from meshdsl.api.options import Options, parse_options, parse_pin_changes
 from meshdsl.api.plan_variants import PlannedProgram
-from meshdsl.api.stages import CallStages, call_key, trace_for
+from meshdsl.api.stages import CallStages, trace_for
 from meshdsl.errors import shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
@@ -30,14 +32,15 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.lowering.numerics import CheckReport, check_tolerance
 from meshdsl.lowering.reference import is_divided, whole_step
+from meshdsl.lowering.shardings import device_mesh
 from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
 from meshdsl.pipelining import whole_function
 from meshdsl.plan.build import without_rule
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.trace import Call, PureStep, flatten_call
-from meshdsl.trace.arguments import check_values, step_name
-from meshdsl.trace.objects import NO_OBJECTS, Binding, bind
+from meshdsl.trace.arguments import check_values, static_keys, step_name
+from meshdsl.trace.objects import bind
 from meshdsl.trace.pure_step import Maker
 
 __all__ = ["Options", "Sharded", "parallelize"]
@@ -154,11 +157,12 @@ class Sharded(Generic[Params, Result]):
     def __init__(self, step: Callable[Params, Result], options: Options) -> None:
         update_wrapper(self, step, updated=())
         self.step, self.options = step, options
-        self._stages: dict[Any, CallStages] = {}  # by kind of call
-        self._traced: dict[Any, TracedProgram] = {}  # likewise; shared with ``with_pins`` unless pins matter
-        self._starts: dict[Any, PlannedProgram] = {}  # plans under the pins before ``with_pins``
+        self._stages: dict[CallKind, CallStages] = {}
+        self._traced: dict[CallKind, TracedProgram] = {}  # likewise; shared with ``with_pins`` unless pins matter
+        self._starts: dict[CallKind, PlannedProgram] = {}  # plans under the pins before ``with_pins``
         self._warned: set[str] = set()
-        self._recent: dict[Any, tuple[Executable, Binding | None]] = {}  # by tree and settings of jax, for ``__call__``
+        self._forms: dict[Any, CallForm] = {}  # by form of call, for ``__call__``
+        self._static: dict[Any, tuple[int | str, ...]] = {}  # static arguments, by number of arguments and keywords
         self._has_static = bool(options.static_argnums or options.static_argnames)
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
@@ -175,23 +179,21 @@ class Sharded(Generic[Params, Result]):
           TraceError: an argument is a shape without values, or was donated to an earlier call.
           DeviceError: there are fewer devices than the mesh has.
         """
-        if self._has_static:
-            return self._run(self._flatten(args, kwargs))
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        executable, binding = self._recent.get((tree, jax_settings()), (None, None))
-        if executable is not None:
-            objects = NO_OBJECTS
-            if binding is not None:
-                leaves, objects = binding.find((args, kwargs), executable.program.out_tree) or ([], NO_OBJECTS)
-            if len(leaves) == len(executable.shardings) and executable.accepts(leaves):
-                try:  # the compiled program checks shapes, dtypes and shardings faster than Python could
-                    outputs = executable.call(*leaves)
-                except (TypeError, ValueError):
-                    pass
-                else:
-                    result: Result = executable.finish(outputs, leaves, objects)
-                    return result
-        return self._run(self._flatten(args, kwargs), tree, (args, kwargs))
+        arguments, static = self._split(args, kwargs) if self._has_static else ((args, kwargs), ())
+        leaves, tree = jax.tree.flatten(arguments)
+        key = tree, static, call_settings(), leaf_forms(tree, leaves)
+        try:
+            form = self._forms.get(key)
+        except TypeError:  # something cannot be hashed, which ``_flatten`` reports
+            form = None
+        found = form.inputs(arguments, leaves) if form else None
+        result: Result
+        if form is None or found is None:
+            result = self._first_run(self._flatten(args, kwargs), key, arguments, leaves)
+        else:
+            outputs, inputs = form.run(found[0])
+            result = form.executable.finish(outputs, inputs, found[1])
+        return result
 
     def __repr__(self) -> str:
         return f"<{step_name(self.step)} on mesh {self.options.mesh}>"
@@ -284,11 +286,12 @@ class Sharded(Generic[Params, Result]):
           >>> params = sharded.init(lambda: init_params(jax.random.key(0)), batch)
         """
         made = Maker(make)
-        shapes = jax.eval_shape(made)
-        first = made.unflatten(shapes)
-        call = self._flatten((*(first if isinstance(first, tuple) else (first,)), *rest), kwargs)
-        places = list(self._stages_of(call).executable.shardings)[: len(shapes)]
-        return made.unflatten(jax.jit(made, out_shardings=places)())
+        with JaxSettings.current().applied():
+            shapes = jax.eval_shape(made)
+            first = made.unflatten(shapes)
+            call = self._flatten((*(first if isinstance(first, tuple) else (first,)), *rest), kwargs)
+            places = list(self._stages_of(call).executable.shardings)[: len(shapes)]
+            return made.unflatten(jax.jit(made, out_shardings=places)())
 
     def input_shardings(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return where the step takes its arguments: ``args`` and ``kwargs``, with a ``NamedSharding`` for each array.
@@ -328,7 +331,7 @@ class Sharded(Generic[Params, Result]):
             executable = stages.executable
             return verify_here(executable.expected, executable.compiled, executable.plan.mesh)
         found = parse_target(target)
-        executable = stages.executable_on(found.devices(self.options.mesh))
+        executable = stages.executable_on(device_mesh(self.options.mesh, found.devices(self.options.mesh)))
         return verify_target(executable.expected, executable.lowered, executable.plan.mesh, found)
 
     def check(self, *args: Any, tolerance: float | None = None, divide: str = "planned", **kwargs: Any) -> CheckReport:
@@ -363,46 +366,58 @@ class Sharded(Generic[Params, Result]):
         else:
             pure = PureStep(self.step, call)
             reference = stages.devices.whole(pure) if stages.devices else pure
-        return check_step(stages, reference, call.leaves, tolerance, divide)
+        settings = stages.settings if stages.traced.spread else replace(stages.settings, mesh=None)
+        return settings.run(lambda: check_step(stages, reference, call.leaves, tolerance, divide))
 
     # ---- Calls and their stages
 
     def _flatten(self, args: Any, kwargs: Any) -> Call:
         return flatten_call(self.step, args, kwargs, self.options.static_argnums, self.options.static_argnames)
 
+    def _split(self, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Return the arguments that are arrays, and the static ones by position or name, each with its type."""
+        given = len(args), *kwargs
+        if given not in self._static:
+            o = self.options
+            found = static_keys(self.step, len(args), kwargs, o.static_argnums, o.static_argnames)
+            self._static[given] = tuple(sorted(found, key=str))
+        static = self._static[given]
+        dynamic = [x for i, x in enumerate(args) if i not in static]
+        keywords = {name: x for name, x in kwargs.items() if name not in static}
+        values = [args[key] if isinstance(key, int) else kwargs[key] for key in static]
+        return (dynamic, keywords), (static, *values, *map(type, values))
+
     def _stages_of(self, call: Call) -> CallStages:
         """Return the stages of this kind of call; a new kind is traced, and logged if another has been planned."""
-        key = call_key(call)
-        if key not in self._stages:
-            devices, program = None, self._traced.get(key)
+        kind = CallKind.of(self.step, call)
+        if kind not in self._stages:
+            devices, program = None, self._traced.get(kind)
             if program is None:
-                devices, program = trace_for(self.step, self.options, call)
+                devices, program = trace_for(self.step, self.options, call, kind)
             if devices is None:
-                self._traced[key] = program
-            start = self._starts.get(key) if devices is None else None  # else the program depends on the pins
-            stages = CallStages(self.step, self.options, program, devices, start)
-            self._log_replanning(stages.traced)
+                self._traced[kind] = program
+            start = self._starts.get(kind) if devices is None else None  # else the program depends on the pins
+            stages = CallStages(self.step, self.options, program, devices, start=start, settings=kind.settings)
+            stages = self._after_others(kind, stages)
             if stages.uneven:
                 log.warning("%s: %s", stages.traced.name, "; ".join(shortened(stages.uneven_notes)))
-            self._stages[key] = stages
-        return self._stages[key]
+            self._stages[kind] = stages
+        return self._stages[kind]
 
-    def _log_replanning(self, program: TracedProgram) -> None:
-        """Log what changed when a step that has been planned is planned for other arguments."""
-        before = [stages.new_plan for stages in self._stages.values() if stages.new_plan is not None]
-        if not before:
-            return
-        earlier = before[-1].program
-        known = {leaf.path: leaf for leaf in earlier.inputs}
-        changed = [leaf for leaf in program.inputs if known.get(leaf.path) != leaf]
-        if changed:
-            first, more = changed[0], f" and {len(changed) - 1} more changed" if len(changed) > 1 else ""
-            what = f"{first.path} is {'weak ' if first.weak else ''}{first.dtype}{list(first.shape)}{more}"
-        elif earlier.in_tree != program.in_tree:
-            what = "the tree of its arguments changed"
+    def _after_others(self, kind: CallKind, stages: CallStages) -> CallStages:
+        """Return the stages with another kind's as their former ones if that one's layouts are taken over; log it."""
+        planned = {other: each for other, each in self._stages.items() if each.new_plan is not None}
+        if not planned:
+            return stages
+        equal = [other for other, each in planned.items() if stages.has_program_of(each)]
+        alike = equal or list(filter(kind.is_same_but_weak, planned))
+        nearest = nearest_kind(kind, alike or list(planned))
+        name, what = stages.traced.name, "; ".join(kind.differences(nearest))
+        if equal:
+            log.info("%s is traced again and keeps its plan: %s", name, what)
         else:
-            what = "a static argument or a setting of jax changed"
-        log.warning("planning %s again: %s", program.name, what)
+            log.warning("planning %s again%s: %s", name, " between the same layouts" if alike else "", what)
+        return replace(stages, former=planned[nearest]) if alike else stages
 
     def _warn(self, executable: Executable) -> None:
         """Log, once each, the notes by which the program means something else than the step, or runs replicated."""
@@ -412,17 +427,40 @@ class Sharded(Generic[Params, Result]):
                 self._warned.add(text)
                 log.warning("%s: %s", program.name, text)
 
-    def _run(self, call: Call, tree: Any = None, arguments: Any = None) -> Result:
+    def _first_run(self, call: Call, key: Any, arguments: Any, leaves: Sequence[Any]) -> Any:
+        """Run a call of a new form.
+
+        Args:
+          key: of the form.
+          arguments: the tree of arguments, static ones left out.
+          leaves: of that tree.
+        """
         check_values(call.name, call.paths, call.leaves)
-        executable = self._stages_of(call).executable
+        stages = self._stages_of(call)
+        devices = explicit_mesh(device_mesh(self.options.mesh, self.options.devices), call.leaves)
+        executable = stages.executable_on(devices)
         self._warn(executable)
         if executable.closes_over_tracers or any(isinstance(x, jax.core.Tracer) for x in call.leaves):
-            inlined = executable.inline(call.leaves)
-            return executable.finish(inlined, call.leaves, call.objects)  # type: ignore[no-any-return]
-        outputs, inputs = executable.run(call.leaves)
-        inputs = call.settle(inputs)
-        binding = bind(arguments, call.tree, call.objects) if tree is not None and call.objects.roots else None
-        if tree is not None and (binding is not None or not call.objects.roots):
-            self._recent[tree, jax_settings()] = executable, binding
-        result: Result = executable.finish(outputs, inputs, call.objects)
+            return executable.finish(executable.inline(call.leaves), call.leaves, call.objects)
+        binding = bind(arguments, call.tree, call.objects) if call.objects.roots else None
+        form = CallForm(executable, call.leaves, key[0], leaves, binding)
+        outputs, inputs = form.run(call.leaves)
+        result = executable.finish(outputs, call.settle(inputs), call.objects)
+        if not call.objects.roots:
+            self._forms[key] = form
+        elif binding is not None:
+            self._keep_settled(form, key, call, arguments)
         return result
+
+    def _keep_settled(self, form: CallForm, key: Any, call: Call, arguments: Any) -> None:
+        """Keep the form that a call has after its first run, which placed the arrays in its objects once and for all.
+
+        Args:
+          form: the one that it had before.
+          key: of that form.
+        """
+        leaves, tree = jax.tree.flatten(arguments)
+        found = form.inputs(arguments, leaves) if tree == key[0] else None
+        if found is not None and list(map(leaf_type, found[0])) == list(map(leaf_type, call.leaves)):
+            settled = CallForm(form.executable, found[0], tree, leaves, form.binding)
+            self._forms[tree, key[1], key[2], leaf_forms(tree, leaves)] = settled

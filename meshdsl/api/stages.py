@@ -9,23 +9,32 @@
 
 Each stage is computed on first use from the ones above, and its result is kept: ``print(sharded.stages(*args).traced)``
 shows the graph. Two calls are of one kind if trees, shapes, dtypes, static arguments and jax's settings are equal
-(``call_key``).
+(``calls.CallKind``).
+
+If a program is equal to that of another kind but for weak types, its plan is taken as it is: a scale that is a Python
+number in the first call and an array in the next, a state restored from a file. If only weak types changed and that
+makes another program (bfloat16 times a weak float32 is bfloat16), arguments and results keep their layouts, so that the
+arrays of one call are where the next one takes them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import jax
 
+from meshdsl.api.ambient import JaxSettings
 from meshdsl.api.axis_names import trace_found
+from meshdsl.api.calls import CallKind
 from meshdsl.api.executable import Executable
-from meshdsl.api.options import Options, donated_leaves, jax_settings
+from meshdsl.api.options import Options, donated_leaves
 from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
 from meshdsl.custom_rules import check_rules
-from meshdsl.ir.graph import TracedProgram
+from meshdsl.errors import MemoryLimitError, PinError
+from meshdsl.ir.graph import Leaf, TracedProgram
 from meshdsl.ir.solution import Pins
+from meshdsl.ir.text import is_equal_but_weak
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
@@ -34,6 +43,7 @@ from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
 from meshdsl.pins import UserPins, fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
+from meshdsl.plan.types import Array
 from meshdsl.plan.validate import check_runnable, check_same_program
 from meshdsl.trace import Call, trace_call
 from meshdsl.trace.device_axes import DeviceMap
@@ -43,25 +53,34 @@ SLOW_DEVICES = Topology(  # no message costs anything beside their work, and sta
 )
 
 
-def call_key(call: Call) -> Any:
-    """Return a hashable key that is equal for calls of one kind, which share all stages."""
-    static = tuple(sorted(call.static.items(), key=str))
-    return call.tree, static, tuple(map(_abstract_value, call.leaves)), jax_settings()
+Stage = TypeVar("Stage")
 
 
-def _abstract_value(x: Any) -> tuple[Any, ...]:
-    aval = x if hasattr(x, "dtype") else jax.typeof(x)
-    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
-
-
-def trace_for(step: Callable[..., Any], options: Options, call: Call) -> tuple[DeviceMap | None, TracedProgram]:
+def trace_for(
+    step: Callable[..., Any], options: Options, call: Call, kind: CallKind
+) -> tuple[DeviceMap | None, TracedProgram]:
     """Return the program of a call, the whole batch at once.
 
     It depends on the mesh and the pins only if the step is written for one device; the map of devices is returned then.
     """
     keep_cuts, keep = bool(options.pipeline and options.pipeline.axis), options.constraints == "keep"
-    inside = options.rules.inside
-    return trace_found(lambda devices: trace_call(step, call, inside, keep_cuts, devices, keep), options, call)
+    inside, call = options.rules.inside, replace(call, leaves=tuple(kind.shapes()))
+
+    def trace(devices: DeviceMap | None) -> TracedProgram:
+        return trace_call(step, call, inside, keep_cuts, devices, keep)
+
+    return kind.settings.run(lambda: trace_found(trace, options, call))
+
+
+def stage(compute: "Callable[[CallStages], Stage]") -> "cached_property[Stage]":
+    """Return the stage as a property that is computed once, under the settings of the call's kind."""
+
+    @wraps(compute)
+    def run(stages: "CallStages") -> Stage:
+        with stages.settings.lowering():
+            return compute(stages)
+
+    return cached_property(run)
 
 
 @dataclass(frozen=True)
@@ -72,6 +91,8 @@ class CallStages:
       traced: the step's program, from ``trace_for``.
       devices: from ``trace_for``, for a step that is written for one device.
       start: a plan of the same program under other pins, from which planning starts.
+      former: the stages of another kind, whose layouts are taken over.
+      settings: of jax, under which the stages run; default is those set now.
     """
 
     step: Callable[..., Any]
@@ -79,6 +100,8 @@ class CallStages:
     traced: TracedProgram
     devices: DeviceMap | None = None
     start: PlannedProgram | None = None
+    former: "CallStages | None" = None
+    settings: JaxSettings = field(default_factory=JaxSettings.current)
 
     @cached_property
     def user_pins(self) -> UserPins:
@@ -86,7 +109,7 @@ class CallStages:
         o = self.options
         return UserPins(o.layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced, o), o.uneven)
 
-    @cached_property
+    @stage
     def checked(self) -> TracedProgram:
         """The traced program, its constraints fitted to the mesh, and its user-defined rules checked.
 
@@ -96,7 +119,7 @@ class CallStages:
         unused = self.user_pins.unused_rules(program)
         return replace(program, notes=[*program.notes, *unused], warnings=[*program.warnings, *unused])
 
-    @cached_property
+    @stage
     def program(self) -> TracedProgram:
         """The program that is planned: in microbatches or as a pipeline, and uneven pins as constraints, if asked."""
         o = self.options
@@ -123,13 +146,13 @@ class CallStages:
         o = self.options
         return self.uneven.notes(self.checked, o.mesh, padded=o.uneven == "pad" and not o.pipeline)
 
-    @cached_property
+    @stage
     def pins(self) -> Pins:
         """The pins of ``program``, checked; its variants have pins of their own, since their values have other ids."""
         mesh = self.options.mesh
         return self.user_pins.resolve(padded_variant(self.program, {}, mesh, self.user_pins), mesh)
 
-    @cached_property
+    @stage
     def planned(self) -> PlannedProgram:
         """The program that runs and its plan: the given plan if it fits, else a new one."""
         o = self.options
@@ -138,41 +161,84 @@ class CallStages:
         start = None if o.pipeline or self.uneven else self.start
         if start is not None and (found := start.replan(self.user_pins)):
             return found
-        return plan_best_variant(self.program, o.mesh, self.user_pins, o.memory, o.overlap, o.time_limit)
+        if self.former is not None:
+            return self._take_over(self.former)
+        return self._plan(self.user_pins)
+
+    def _plan(self, pins: UserPins) -> PlannedProgram:
+        o = self.options
+        return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit)
+
+    def has_program_of(self, other: "CallStages") -> bool:
+        """Whether the traced programs are equal but for weak types, so that they share a plan."""
+        if self.settings.values != other.settings.values or self._cuts != other._cuts:
+            return False
+        return is_equal_but_weak(self.traced, other.traced)
+
+    @property
+    def _cuts(self) -> Any:
+        """Where devices cut the arguments of a step that is written for one device."""
+        return self.devices and (self.devices.axes, self.devices.splits)
+
+    def _take_over(self, former: "CallStages") -> PlannedProgram:
+        """Return the plan of ``former`` for this program, or a plan between its layouts if the programs differ."""
+        before = former.planned.plan
+        if self.has_program_of(former):
+            return PlannedProgram(self._padded_as(before), before)
+        free = (array for array in before.outputs if not array.follows)
+        inputs, outputs = dict(_kept(before.inputs, self.program.inputs)), dict(_kept(free, self.program.outputs))
+        try:
+            return self._plan(replace(self.user_pins, layouts=inputs, outputs=outputs))
+        except (MemoryLimitError, PinError):
+            return self._plan(self.user_pins)
 
     def _check_given_plan(self, plan: Plan) -> PlannedProgram:
         """Return the program padded as in ``plan``; PlanFileError if the plan is not one of this program."""
-        padded = padded_variant(self.program, dict(plan.padded), self.options.mesh, self.user_pins)
+        padded = self._padded_as(plan)
         pins = self.user_pins.resolve(padded, self.options.mesh)
         check_same_program(plan, padded, self.options.mesh, pins, self.options.memory)
         check_runnable(plan, padded, pins.donated, self.options.memory)
         return PlannedProgram(padded, plan)
 
-    @cached_property
+    def _padded_as(self, plan: Plan) -> TracedProgram:
+        """Return the program with the lengths padded that ``plan`` pads."""
+        return padded_variant(self.program, dict(plan.padded), self.options.mesh, self.user_pins)
+
+    @property
     def executable(self) -> Executable:
         """The planned program on the devices of the options."""
-        return self.executable_on(self.options.devices)
+        return self.executable_on(device_mesh(self.options.mesh, self.options.devices))
 
-    def executable_on(self, devices: Sequence[jax.Device] | None) -> Executable:
-        """Return the planned program on other devices; None takes the first of all."""
-        found = self.planned
-        return Executable(found.program, found.plan, device_mesh(self.options.mesh, devices), self.user_pins.donated)
+    def executable_on(self, devices: jax.sharding.Mesh) -> Executable:
+        """Return the planned program on a mesh of devices; it is compiled once for each."""
+        if devices not in self._executables:
+            found, donated = self.planned, self.user_pins.donated
+            self._executables[devices] = Executable(found.program, found.plan, devices, donated, self.settings)
+        return self._executables[devices]
+
+    @cached_property
+    def _executables(self) -> dict[jax.sharding.Mesh, Executable]:
+        return {}
 
     @cached_property
     def most_divided(self) -> "CallStages":
         """The stages of the same call planned to divide as much as they can, within the same pins."""
         mesh = Mesh(topology=SLOW_DEVICES, **self.options.mesh.sizes_by_name)
-        return CallStages(
-            self.step, replace(self.options, mesh=mesh, plan=None, memory=None, overlap=False), self.traced
-        )
+        options = replace(self.options, mesh=mesh, plan=None, memory=None, overlap=False)
+        return CallStages(self.step, options, self.traced, settings=self.settings)
 
     def plan_pinned(self, layouts: Mapping[str, Layout | str]) -> Plan:
         """Return a new plan of ``program`` with these layouts in place of the options'."""
-        o, donated = self.options, self.user_pins.donated
-        pins = UserPins(layouts, o.outputs, o.rules, donated, o.uneven)
-        return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit).plan
+        with self.settings.lowering():
+            return self._plan(replace(self.user_pins, layouts=layouts)).plan
 
     @property
     def new_plan(self) -> PlannedProgram | None:
         """The plan found here, for other pins to start from; None before planning, or if the plan was given."""
         return None if self.options.plan is not None else vars(self).get("planned")
+
+
+def _kept(arrays: Iterable[Array], leaves: Iterable[Leaf]) -> Iterator[tuple[str, Layout]]:
+    """Yield pins to the planned layouts of those arrays that are still there."""
+    shapes = {leaf.path: leaf.shape for leaf in leaves}
+    return ((array.path or "*", array.layout) for array in arrays if shapes.get(array.path) == array.shape)

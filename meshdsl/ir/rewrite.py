@@ -62,6 +62,21 @@ def returning(graph: Graph, atoms: Iterable[Atom]) -> Graph:
     return with_ops(graph, (*graph.ops[:-1], replace(graph.ops[-1], inputs=tuple(atoms))))
 
 
+def copied(graph: Graph) -> Graph:
+    """Returns the graph with values and operations of its own, which can be numbered anew."""
+    table: Table = {}
+
+    def own(value: Value) -> Value:
+        made = table[value.id] = replace(value)
+        return made
+
+    inputs, ops = tuple(map(own, graph.inputs)), list[Op]()
+    for op in graph.ops:
+        read = tuple([look_up(x, table) for x in op.inputs])
+        ops.append(replace(op, inputs=read, outputs=tuple(map(own, op.outputs)), bodies=tuple(map(copied, op.bodies))))
+    return replace(graph, inputs=inputs, ops=tuple(ops))
+
+
 def broadcast_params(shape: Sequence[int], dims: Sequence[int]) -> dict[str, Any]:
     """Returns the parameters of a ``broadcast_in_dim`` to ``shape`` whose dims ``dims`` are those of the operand."""
     return {"shape": tuple(shape), "broadcast_dimensions": tuple(dims), "sharding": None}

@@ -26,6 +26,7 @@ from meshdsl.util.lazy import memoize_by_object
 
 _PLAIN = (NoneType, bool, int)
 _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]+")
+_WEAK = re.compile(r" weak_type=(True|False)")
 _str, _repr = cache(str), cache(repr)  # of dtypes: numpy computes them anew each time
 
 
@@ -40,8 +41,17 @@ def program_text(program: TracedProgram, sources: bool = False) -> str:
 
 def fingerprint(program: TracedProgram) -> str:
     """Returns the SHA-256 of the program's text without its name, in hex: equal for equal programs."""
-    text = "\n".join(_framed(program, _graph_lines(program.graph))) + "\n"
-    return sha256(text.encode()).hexdigest()
+    return sha256(_text(program).encode()).hexdigest()
+
+
+def is_equal_but_weak(program: TracedProgram, other: TracedProgram) -> bool:
+    """Returns whether two programs are equal but for weak types, so that a plan of one is a plan of the other."""
+    a, b = ([(x.path, x.shape, x.dtype, x.dims) for x in each.inputs] for each in (program, other))
+    return a == b and _WEAK.sub("", _text(program)) == _WEAK.sub("", _text(other))
+
+
+def _text(program: TracedProgram) -> str:
+    return "\n".join(_framed(program, _graph_lines(program.graph))) + "\n"
 
 
 @memoize_by_object

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from meshdsl.errors import shortened
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.index import ops_named
-from meshdsl.ir.rewrite import fresh_ids, in_bodies, new_value, renumber, returning, substitute, with_ops
+from meshdsl.ir.rewrite import copied, fresh_ids, in_bodies, new_value, renumber, returning, substitute, with_ops
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding.rewrite import pad_program
@@ -60,7 +60,7 @@ class UnevenPins:
 
     def constrained(self, program: TracedProgram) -> TracedProgram:
         """Returns the program with the pins as constraints behind its inputs and in front of its outputs."""
-        graph = program.graph
+        graph = copied(program.graph)
         ids, table, first, last = fresh_ids(graph), dict[int, Atom](), list[Op](), list[Op]()
         for i, pin in self.inputs.items():
             first.append(_constraint(graph.inputs[i], pin, program.inputs[i].dims, ids))

@@ -40,6 +40,7 @@ from meshdsl.trace.passes.canonicalize import remove_stages, remove_stated
 from meshdsl.trace.pure_step import PureStep
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from meshdsl.trace.shard_maps import check_shard_maps
+from meshdsl.trace.shardings import is_stated
 from meshdsl.trace.source import defined_at
 from meshdsl.util.runtime import gc_paused
 
@@ -119,5 +120,5 @@ def trace_call(
         held=pure.held,
         notes=[*notes, *ignored, *unread],
         warnings=[*notes, *ignored],
-        spread=any(op.name in BOUNDARY or "by" in op.params for _, op in walk(read)),
+        spread=any(op.name in BOUNDARY or "by" in op.params or is_stated(op) for _, op in walk(read)),
     )

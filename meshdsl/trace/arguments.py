@@ -143,8 +143,8 @@ def flatten_call(
     """Flattens a call; TraceError if the signature differs, or arguments are neither arrays nor static."""
     title = step_name(step)
     _check_signature(title, step, args, kwargs)
-    names = _argument_names(step, len(args))
-    fixed = _static_keys(names, len(args), kwargs, static_argnums, static_argnames)
+    names = argument_names(step, len(args))
+    fixed = static_keys(step, len(args), kwargs, static_argnums, static_argnames)
     static = {key: args[key] if isinstance(key, int) else kwargs[key] for key in fixed}
     _check_static(title, {"/".join(names[key]) if isinstance(key, int) else key: x for key, x in static.items()})
     dynamic = hide(tuple(x for i, x in enumerate(args) if i not in fixed))
@@ -184,8 +184,8 @@ def step_name(step: Any) -> str:
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def _argument_names(step: Callable[..., Any], count: int) -> list[tuple[str, ...]]:
-    """The start of the path of each parameter, and of each argument of ``*args``."""
+def argument_names(step: Callable[..., Any], count: int) -> list[tuple[str, ...]]:
+    """Returns the start of the path of each parameter, and of each argument of ``*args``."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except ValueError:  # some builtins have no signature
@@ -195,20 +195,24 @@ def _argument_names(step: Callable[..., Any], count: int) -> list[tuple[str, ...
     return named + [(starred, str(i)) for i in range(count - len(named))]
 
 
-def _static_keys(
-    names: Sequence[tuple[str, ...]],
+def static_keys(
+    step: Callable[..., Any],
     count: int,
-    kwargs: Mapping[str, Any],
+    keywords: Iterable[str],
     nums: int | Sequence[int],
     given: str | Sequence[str],
 ) -> set[int | str]:
-    """Positions and keywords that are static in this call; a name implies its position, and a position its name."""
+    """Returns which of ``count`` positional arguments and of these keywords are static.
+
+    A static name implies its position, and a static position its name.
+    """
+    names = argument_names(step, count)
     positions = {nums} if isinstance(nums, int) else set(nums)
     words = {given} if isinstance(given, str) else set(given)
     positions = {i % len(names) for i in positions if -len(names) <= i < len(names)}
     positions |= {i for i, name in enumerate(names) if name[0] in words and len(name) == 1}
     words |= {names[i][0] for i in positions}
-    return {i for i in positions if i < count} | {word for word in words if word in kwargs}
+    return {i for i in positions if i < count} | words.intersection(keywords)
 
 
 def _check_arguments(step: str, found: Sequence[Found]) -> None:

@@ -24,7 +24,7 @@ class PureStep:
       call: a call of it; only its objects are of interest.
 
     Attributes:
-      outputs: the outputs, with their paths.
+      outputs: the outputs' paths and names of dims.
       out_tree: from outputs to the result: a tree, or a ``Writeback``.
       held: the state of objects among inputs and outputs.
       changes: changes in place that may be lost.
@@ -49,6 +49,7 @@ class PureStep:
             result = self._run(leaves)(call.tree.unflatten(leaves))
             self.outputs, self.out_tree = path_leaves(result), jax.tree.structure(result)
         arrays = [(each.path, each.array) for each in self.outputs]
+        self.outputs = [each._replace(array=None) for each in self.outputs]  # which may be tracers
         check_arrays(f"{call.name} returns what is not an array:", arrays, "return arrays, in any pytree")
         return [array for _, array in arrays]
 

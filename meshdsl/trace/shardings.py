@@ -13,6 +13,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from meshdsl.ir.graph import Op
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Placement, S
 
@@ -37,3 +38,9 @@ def stated_layout(sharding: Any, rank: int) -> tuple[Layout, tuple[int, ...]] | 
         return Layout(**placed), tuple(closed)
     others = [axis for axis in sharding.mesh.axis_names if axis not in placed]
     return Layout(**placed, **dict.fromkeys(others, B)), ()
+
+
+def is_stated(op: Op) -> bool:
+    """Whether an operation states the sharding of its result, beside what it computes, with names of axes."""
+    stated = (op.params.get(name) for name in ("sharding", "out_sharding"))
+    return any(isinstance(sharding, NamedSharding) and any(sharding.spec) for sharding in stated)

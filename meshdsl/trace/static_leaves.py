@@ -11,7 +11,9 @@ hidden tree are arrays, calls with equal structures share one plan, and a result
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -64,12 +66,31 @@ def has_static(structure: jax.tree_util.PyTreeDef) -> bool:
     return (node is not None and node[0] is Static) or any(map(has_static, structure.children()))
 
 
+def static_indices(structure: jax.tree_util.PyTreeDef, leaves: Sequence[Any]) -> tuple[int, ...]:
+    """Returns which leaves of a tree ``hide`` makes part of its structure."""
+    if "equinox" not in sys.modules:
+        return ()
+    arrays = tuple(map(_is_array, leaves))
+    return () if all(arrays) else _static_places(structure, arrays)
+
+
+@lru_cache(maxsize=256)
+def _static_places(structure: jax.tree_util.PyTreeDef, arrays: tuple[bool, ...]) -> tuple[int, ...]:
+    probes = [jax.ShapeDtypeStruct((), bool) if array else object() for array in arrays]
+    left = {id(x) for x in jax.tree.leaves(hide(jax.tree.unflatten(structure, probes)))}
+    return tuple(i for i, x in enumerate(probes) if id(x) not in left)
+
+
 def _is_static(x: Any) -> bool:
     return isinstance(x, Static)
 
 
 def _hidden_leaf(x: Any) -> Any:
-    return x if hasattr(x, "dtype") and hasattr(x, "shape") else Static(x)
+    return x if _is_array(x) else Static(x)
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "dtype") and hasattr(x, "shape")
 
 
 def _is_hashable(x: Any) -> bool:

@@ -196,9 +196,9 @@ def test_what_planned_it_again(caplog):
     for args in (({"a": X}, 1), ({"a": X}, 2), ({"a": X, "b": None}, 2), ({"a": 1.0}, 2)):
         sharded(*args)
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "a static argument or a setting of jax changed",
-        "the tree of its arguments changed",
-        "x/a is weak float32[]",
+        "static argument n is 2 instead of 1",
+        "what the tree of its arguments holds beside arrays changed",
+        "x/a is weak float32[] instead of float32[8,2]",
     ]
 
 

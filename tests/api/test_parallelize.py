@@ -159,7 +159,7 @@ def test_new_shapes_plan_again_with_one_line(warnings):
     assert warnings() == []
     fresh(*arguments(rows=32))
     fresh(*arguments(rows=32))
-    assert warnings() == ["planning step again: batch is float32[32, 8]"]
+    assert warnings() == ["planning step again: batch is float32[32,8] instead of float32[16,8]"]
     close(fresh(*arguments()), step(*arguments()))
 
 
