@@ -16,6 +16,7 @@ from meshdsl.errors import TraceError, faults, is_a, nearest
 from meshdsl.trace.leaves import Found, components, path_leaves
 from meshdsl.trace.objects import NO_OBJECTS, Objects, flatten_objects, holds_objects
 from meshdsl.trace.static_leaves import hide, reveal
+from meshdsl.util.arrays import is_hashable
 from meshdsl.util.paths import join_path
 
 # ---- Values ----------------------------------------------------------------------------------------------------------
@@ -222,20 +223,12 @@ def _check_arguments(step: str, found: Sequence[Found]) -> None:
 
 def _check_static(step: str, found: Mapping[str, Any]) -> None:
     """Raises TraceError for static arguments that are not hashable."""
-    rows = [f"{name}: {is_a(x)}, which cannot be hashed" for name, x in found.items() if not _is_hashable(x)]
+    rows = [f"{name}: {is_a(x)}, which cannot be hashed" for name, x in found.items() if not is_hashable(x)]
     if rows:
         remedy = (
             "arrays are no static arguments; of what is none give a form that can be hashed, such as a tuple for a list"
         )
         raise TraceError(faults(f"{step} cannot be planned for these static arguments:", rows, remedy))
-
-
-def _is_hashable(x: Any) -> bool:
-    try:
-        hash(x)
-    except TypeError:
-        return False
-    return True
 
 
 def _check_signature(name: str, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from meshdsl.trace.objects import is_object
+from meshdsl.util.arrays import is_hashable
 
 
 @jax.tree_util.register_static
@@ -31,10 +32,10 @@ class Static:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Static) or type(self.value) is not type(other.value):
             return False
-        return self.value is other.value or (_is_hashable(self.value) and bool(self.value == other.value))
+        return self.value is other.value or (is_hashable(self.value) and bool(self.value == other.value))
 
     def __hash__(self) -> int:
-        return hash(self.value) if _is_hashable(self.value) else id(self.value)
+        return hash(self.value) if is_hashable(self.value) else id(self.value)
 
 
 def hide(tree: Any) -> Any:
@@ -91,11 +92,3 @@ def _hidden_leaf(x: Any) -> Any:
 
 def _is_array(x: Any) -> bool:
     return hasattr(x, "dtype") and hasattr(x, "shape")
-
-
-def _is_hashable(x: Any) -> bool:
-    try:
-        hash(x)
-    except TypeError:
-        return False
-    return True

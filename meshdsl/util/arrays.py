@@ -24,6 +24,15 @@ _SPARSE = 16  # ratio of the largest number to the number of rows from which on 
 object_id = object.__hash__
 
 
+def is_hashable(x: object) -> bool:
+    """Returns whether ``x`` can be the key of a dictionary: a tuple is one only if all of its items are."""
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
+
+
 def index_array(numbers: Iterable[int]) -> Ids:
     """Returns the numbers as an array."""
     return np.fromiter(numbers, dtype=np.intp)

@@ -25,7 +25,7 @@ from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.op_cost import OpWork, materialized, operands_and_results, work_of
 from meshdsl.rules import rows_if_pinned_partial, rows_of
 from meshdsl.rules.shard_map import manual_axes, manual_row
-from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, object_id, row_ids, unique_sorted
+from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, is_hashable, object_id, row_ids, unique_sorted
 
 # ---- Nodes -----------------------------------------------------------------------------------------------------------
 
@@ -280,11 +280,7 @@ def _ports_of(op: Op) -> list[int]:
 def _literal_key(x: Literal) -> Hashable:
     """Returns what distinguishes a literal: shape, dtype and bits; or its identity, if these cannot be hashed."""
     key = x.shape, x.dtype, _bits(x.value)
-    try:
-        hash(key)
-    except TypeError:
-        return object_id(x)
-    return key
+    return key if is_hashable(key) else object_id(x)
 
 
 def _bits(value: Any) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.loops import body_operands, carried_inputs
 from meshdsl.ir.rewrite import Table, filtered, look_up, substitute, with_ops
+from meshdsl.util.arrays import is_hashable
 
 _SIMPLE = frozenset({int, bool, str, type(None)})
 _COMMUTATIVE = frozenset("add add_any mul max min and or xor".split())
@@ -125,8 +126,4 @@ def _frozen(x: Any) -> Any:
         return type(x), tuple(map(_frozen, x))
     if isinstance(x, float):
         return float, repr(x)
-    try:
-        hash(x)
-    except TypeError:
-        return id(x)
-    return type(x), x
+    return (type(x), x) if is_hashable(x) else id(x)
