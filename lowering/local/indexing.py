@@ -17,7 +17,6 @@ Shifted by ``ahead - near``, with zeros from outside, the part is the block's sh
 way, the window is the new value of the part. So no more elements than a window are touched.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -31,7 +30,7 @@ from meshdsl.ir.graph import Op
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import P
 from meshdsl.lowering.local.registry import Local, bind, local
-from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims, window
+from meshdsl.rules.indexing import COMBINE, SCATTERS, Combine, Lookup, gather_dims, scatter_dims, window
 
 # ---- Gather and scatter ----------------------------------------------------------------------------------------------
 # XLA (as of jax 0.10) reads a slice of a slice from the sum of both starts, without bounds, and turns a scatter to one
@@ -39,7 +38,6 @@ from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims, window
 # is a slice.
 
 
-Combine = Callable[[jax.Array, jax.Array], jax.Array]  # of an old and a new value
 FILL = GatherScatterMode.FILL_OR_DROP
 CLIP = GatherScatterMode.CLIP
 
@@ -74,7 +72,7 @@ def _summed(layout: Layout) -> tuple[str, ...]:
     return tuple(name for name, placed in layout.placements if placed is P)
 
 
-@local("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+@local(*SCATTERS)
 def scatter(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """Writes the rows and columns that this device holds."""
     operand, indices, updates = arrays
@@ -125,16 +123,6 @@ def where_whole(sizes: tuple[int, ...], whole: tuple[int, ...], block: tuple[int
 # bounds: then nothing is read or written.
 
 
-_COMBINE: dict[str, Combine] = {
-    "scatter": lambda _, new: new,
-    "scatter-add": jnp.add,
-    "scatter-sub": jnp.subtract,
-    "scatter-mul": jnp.multiply,
-    "scatter-min": jnp.minimum,
-    "scatter-max": jnp.maximum,
-}
-
-
 def _read_window(
     op: Op, operand: jax.Array, at: jax.Array, dims: Lookup, split: tuple[int, ...], where: Local
 ) -> jax.Array:
@@ -163,7 +151,7 @@ def _write_window(
     whole = op.inputs[0].shape
     parts = _parts(split, dims.sizes, starts, operand.shape, whole, where)
     update = updates.reshape(where_whole(dims.sizes, whole, operand.shape))
-    return _write(operand, update, starts, parts, _COMBINE[op.name], allowed)
+    return _write(operand, update, starts, parts, COMBINE[op.name], allowed)
 
 
 def _window_start(op: Op, at: jax.Array, dims: Lookup) -> tuple[list[jax.Array], jax.Array]:
@@ -212,7 +200,7 @@ def dynamic_update_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) ->
     operand, update, *starts = arrays
     whole, sizes = op.inputs[0].shape, op.inputs[1].shape
     parts = _parts(window(whole, sizes)[1], sizes, starts, operand.shape, whole, where)
-    return (_write(operand, update, starts, parts),)
+    return (_write(operand, update, starts, parts, COMBINE[op.name]),)
 
 
 def _read(operand: jax.Array, sizes: tuple[int, ...], starts: list[jax.Array], parts: list[Near]) -> jax.Array:
@@ -229,7 +217,7 @@ def _write(
     update: jax.Array,
     starts: list[jax.Array],
     parts: list[Near],
-    combine: Combine = lambda _, new: new,
+    combine: Combine,
     allowed: jax.Array | None = None,
 ) -> jax.Array:
     """The operand, with the part of the window that falls in this device's block combined with the update.

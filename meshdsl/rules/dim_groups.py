@@ -25,7 +25,7 @@ from meshdsl.ir.graph import Literal, Op, Value
 from meshdsl.ir.loops import ABSENT, PortRole, loop_ports
 from meshdsl.layouts.sharding_rule import Rule
 from meshdsl.rules.elementwise import elementwise
-from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims
+from meshdsl.rules.indexing import SCATTERS, Lookup, gather_dims, scatter_dims
 from meshdsl.rules.linalg import CORE
 from meshdsl.rules.reduction import top_k_dim
 from meshdsl.rules.registry import RULES
@@ -61,7 +61,7 @@ DATA_MOVEMENT = frozenset(
     "split stack unstack tile cumsum cumprod cummax cummin cumlogsumexp sort".split()
 )
 DECOMPOSITIONS = frozenset("fft triangular_solve".split()) | CORE.keys()  # of the matrices of a batch
-LOOKUPS = ("gather", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+LOOKUPS = ("gather", *SCATTERS)
 
 
 def dim_groups(op: Op) -> list[DimGroup]:

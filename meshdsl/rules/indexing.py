@@ -16,9 +16,11 @@ the updates of rows that it does not hold. Positions refer to the whole tensor; 
     scatter-add  t[vocab@S, embed], ids[batch], g            -> S(0)    the same, without a sum
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from meshdsl.ir.graph import Op
@@ -26,6 +28,18 @@ from meshdsl.layouts.placement import B, P, Placement, S
 from meshdsl.layouts.sharding_rule import Dims, Rule, Signature
 from meshdsl.rules.registry import carries, masked, rule
 from meshdsl.rules.shape import kept, named
+
+Combine = Callable[[jax.Array, jax.Array], jax.Array]  # of an old and a new value
+COMBINE: dict[str, Combine] = {
+    "dynamic_update_slice": lambda _, new: new,
+    "scatter": lambda _, new: new,
+    "scatter-add": jnp.add,
+    "scatter-sub": jnp.subtract,
+    "scatter-mul": jnp.multiply,
+    "scatter-min": jnp.minimum,
+    "scatter-max": jnp.maximum,
+}
+SCATTERS = tuple(name for name in COMBINE if name.startswith("scatter"))
 
 
 @dataclass(frozen=True)

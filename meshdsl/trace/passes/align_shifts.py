@@ -29,6 +29,7 @@ from meshdsl.ir.index import producers
 from meshdsl.ir.manual import read_axes
 from meshdsl.ir.rewrite import fresh_ids, values
 from meshdsl.rules.dim_groups import DimGroup, padded_params
+from meshdsl.rules.indexing import COMBINE
 from meshdsl.trace.passes.alignment import (
     Place,
     Placed,
@@ -37,7 +38,7 @@ from meshdsl.trace.passes.alignment import (
     shifted_dims,
     updated_window,
 )
-from meshdsl.trace.passes.static_windows import COMBINE, SHORTER, within
+from meshdsl.trace.passes.static_windows import SHORTER, within
 from meshdsl.trace.read_jaxpr import Frame, inline
 from meshdsl.trace.source import SourceContext
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.index import producers
 from meshdsl.rules.dim_groups import DimGroup, dim_groups
+from meshdsl.rules.indexing import COMBINE
 from meshdsl.trace.passes.static_windows import SHORTER, Window, written_window
 
 ValueDim = tuple[int, int]  # a value id and its dim
@@ -99,7 +100,7 @@ def shifted_dims(op: Op, makers: Mapping[int, Op]) -> list[tuple[int, int, int, 
 
 def updated_window(op: Op, makers: Mapping[int, Op]) -> Window | None:
     """Returns the known window without strides that an operation writes, if it is one that writes."""
-    if op.name != "dynamic_update_slice" and not op.name.startswith("scatter"):
+    if op.name not in COMBINE:
         return None
     window = written_window(op, makers)
     return None if window is None or max(window.strides, default=1) > 1 else window

@@ -26,7 +26,7 @@ from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.index import consumers, producers
 from meshdsl.ir.loops import loop_ports
 from meshdsl.ir.rewrite import Table, fresh_ids, in_bodies, look_up, substitute, with_ops
-from meshdsl.rules.indexing import gather_dims, scatter_dims
+from meshdsl.rules.indexing import COMBINE, SCATTERS, Combine, gather_dims, scatter_dims
 from meshdsl.trace.read_jaxpr import written
 
 Array = NDArray[Any]
@@ -58,24 +58,12 @@ class Window:
         return tuple(slice(start, start + (n - 1) * step + 1, step) for start, n, step in ends)
 
 
-Combine = Callable[[jax.Array, jax.Array], jax.Array]  # of an old and a new value
-COMBINE: dict[str, Combine] = {
-    "dynamic_update_slice": lambda _, new: new,
-    "scatter": lambda _, new: new,
-    "scatter-add": jnp.add,
-    "scatter-sub": jnp.subtract,
-    "scatter-mul": jnp.multiply,
-    "scatter-min": jnp.minimum,
-    "scatter-max": jnp.maximum,
-}
-
-
 def written_window(op: Op, makers: Mapping[int, Op]) -> Window | None:
     """Returns the window that an operation writes; None if it is not known, or not inside the operand."""
     shape = op.inputs[0].shape
     if op.name == "dynamic_update_slice":
         return _updated_slice(op, makers)
-    if op.name not in COMBINE or (op.name == "scatter" and op.params["update_jaxpr"] is not None):
+    if op.name not in SCATTERS or (op.name == "scatter" and op.params["update_jaxpr"] is not None):
         return None
     numbers, dims, indices = op.params["dimension_numbers"], scatter_dims(op), constant(op.inputs[1], makers)
     if indices is None or not indices.size or numbers.operand_batching_dims or 0 in op.inputs[2].shape:
@@ -233,7 +221,7 @@ def _constant_inputs(op: Op, makers: Mapping[int, Op]) -> dict[int, Array]:
 
 def _positions(op: Op) -> bool:
     """Whether the operation reads or writes at positions that it is given."""
-    return op.name in ("gather", "dynamic_slice", "dynamic_update_slice") or op.name.startswith("scatter")
+    return op.name in ("gather", "dynamic_slice", *COMBINE)
 
 
 def _is_range(numbers: Array) -> bool:
@@ -415,7 +403,7 @@ _FORMS: dict[str, Callable[[Op, Mapping[int, Op]], Form | None]] = {
     "dynamic_slice": _read,
     "slice": _sliced,
     "pad": _padded,
-    **dict.fromkeys((name for name in COMBINE if name.startswith("scatter")), _scattered),
+    **dict.fromkeys(SCATTERS, _scattered),
 }
 
 # ---- Strides that were taken apart in vain ---------------------------------------------------------------------------
