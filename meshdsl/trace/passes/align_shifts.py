@@ -38,7 +38,7 @@ from meshdsl.trace.passes.alignment import (
     shifted_dims,
     updated_window,
 )
-from meshdsl.trace.passes.static_windows import SHORTER, within
+from meshdsl.trace.passes.static_windows import SHORTER, Constants, within
 from meshdsl.trace.read_jaxpr import Frame, inline
 from meshdsl.trace.source import SourceContext
 
@@ -63,6 +63,7 @@ class _Aligner:
         self.source, self.placed = graph, placed
         self.frame = Frame(ids, body=False)
         self.makers = producers(graph)
+        self.constants = Constants(self.makers)
         self.forms: dict[int, dict[Form, Value]] = {}
         self.masked: dict[Any, Value] = {}
 
@@ -82,7 +83,7 @@ class _Aligner:
         return replace(self.source, inputs=made, ops=tuple(self.frame.ops))
 
     def _rewrite(self, op: Op) -> None:
-        moves = shifted_dims(op, self.makers) if op.name in _MOVES else []
+        moves = shifted_dims(op, self.constants) if op.name in _MOVES else []
         atoms, first = (*op.inputs, *op.outputs), len(op.inputs)
         if any(self._place(atoms[i], d) or self._place(atoms[first + j], e) for i, d, j, e, _ in moves):
             self._move(op, moves)
@@ -222,13 +223,13 @@ class _Aligner:
         op = self.makers.get(x.id) if isinstance(x, Value) else None
         if op is None or op.name not in ("slice", "split") or not isinstance(op.inputs[0], Value):
             return None
-        moves = [move for move in shifted_dims(op, self.makers) if op.outputs[move[2]] is x]
+        moves = [move for move in shifted_dims(op, self.constants) if op.outputs[move[2]] is x]
         alone = len(moves) == 1 and moves[0][1] == d and not _strided(op)
         return (op.inputs[0], -moves[0][4]) if alone else None
 
     def _update(self, op: Op, moves: list[tuple[int, int, int, int, int]]) -> None:
         """The update is moved to its window and selected there; along dims where it is plain, a part is updated."""
-        window = updated_window(op, self.makers)
+        window = updated_window(op, self.constants)
         assert window is not None
         x, update, y = op.inputs[0], op.inputs[moves[0][0]], op.outputs[0]
         form, on_grid = self._full(x), self._full(update)

@@ -30,7 +30,7 @@ from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.index import producers
 from meshdsl.rules.dim_groups import DimGroup, dim_groups
 from meshdsl.rules.indexing import COMBINE
-from meshdsl.trace.passes.static_windows import SHORTER, Window, written_window
+from meshdsl.trace.passes.static_windows import SHORTER, Constants, Window, written_window
 
 ValueDim = tuple[int, int]  # a value id and its dim
 FIRST_AT_ITS_PLACE = ("argmax", "argmin", "top_k")  # they return positions, and the first of equal elements
@@ -68,7 +68,7 @@ class Shift:
 # ---- Shifts of operations --------------------------------------------------------------------------------------------
 
 
-def shifted_dims(op: Op, makers: Mapping[int, Op]) -> list[tuple[int, int, int, int, int]]:
+def shifted_dims(op: Op, constants: Constants) -> list[tuple[int, int, int, int, int]]:
     """Returns (operand, its dim, result, its dim, start) of every dim that an operation cuts, pads, joins or updates.
 
     Dims that are sliced or padded with strides are left out.
@@ -89,7 +89,7 @@ def shifted_dims(op: Op, makers: Mapping[int, Op]) -> list[tuple[int, int, int, 
             found.append((i, dim, 0, dim, at))
             at += x.shape[dim]
         return found
-    window = updated_window(op, makers)
+    window = updated_window(op, constants)
     if window is None:
         return []
     update = 1 if op.name == "dynamic_update_slice" else 2
@@ -98,11 +98,11 @@ def shifted_dims(op: Op, makers: Mapping[int, Op]) -> list[tuple[int, int, int, 
     return [(update, p, 0, d, window.starts[d]) for d, p in places if p is not None and window.sizes[d] != whole[d]]
 
 
-def updated_window(op: Op, makers: Mapping[int, Op]) -> Window | None:
+def updated_window(op: Op, constants: Constants) -> Window | None:
     """Returns the known window without strides that an operation writes, if it is one that writes."""
     if op.name not in COMBINE:
         return None
-    window = written_window(op, makers)
+    window = written_window(op, constants)
     return None if window is None or max(window.strides, default=1) > 1 else window
 
 
@@ -137,7 +137,7 @@ class _Classes:
 
     def add(self, graph: Graph, weight: float) -> None:
         """Adds the operations of a graph and its bodies."""
-        makers = producers(graph)
+        constants = Constants(producers(graph))
         for op in graph.ops:
             for body in op.bodies:
                 self.add(body, weight * ITERATIONS)
@@ -150,14 +150,14 @@ class _Classes:
                 if group.fill is not None:
                     self.reduced.update(dims)
                     self.fixed.update(dims if op.name in FIRST_AT_ITS_PLACE else ())
-            self._add_shifts(op, makers, weight)
+            self._add_shifts(op, constants, weight)
 
-    def _add_shifts(self, op: Op, makers: Mapping[int, Op], weight: float) -> None:
-        if isinstance(op.inputs[0] if op.inputs else None, Value) and updated_window(op, makers):
+    def _add_shifts(self, op: Op, constants: Constants, weight: float) -> None:
+        if isinstance(op.inputs[0] if op.inputs else None, Value) and updated_window(op, constants):
             for d, n in enumerate(op.outputs[0].shape):
                 self.join(((op.inputs[0].id, d), (op.outputs[0].id, d)))
                 self.size.update({(op.inputs[0].id, d): n, (op.outputs[0].id, d): n})
-        for i, d, j, e, start in shifted_dims(op, makers):
+        for i, d, j, e, start in shifted_dims(op, constants):
             x, y = op.inputs[i], op.outputs[j]
             if isinstance(x, Value) and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
                 self.size.update({(x.id, d): x.shape[d], (y.id, e): y.shape[e]})
@@ -208,11 +208,11 @@ def aligned_dims(graph: Graph) -> dict[ValueDim, Place]:
 
 def _has_shifts(graph: Graph) -> bool:
     """Whether an operation shifts one dim against another of nearly its length."""
-    makers = producers(graph)
+    constants = Constants(producers(graph))
     pairs = (
         (op.inputs[i].shape[d], op.outputs[j].shape[e])
         for op in graph.ops
-        for i, d, j, e, _ in shifted_dims(op, makers)
+        for i, d, j, e, _ in shifted_dims(op, constants)
     )
     return any(n != m and _near(min(n, m), max(n, m)) for n, m in pairs) or any(
         _has_shifts(body) for op in graph.ops for body in op.bodies

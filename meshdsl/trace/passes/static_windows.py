@@ -11,9 +11,11 @@ stride, and pads likewise, keep all blocks in place; what is left is a shift wit
 the window of an update, whichever of the two operations it is.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from math import prod
 from typing import Any
 
 import jax
@@ -31,8 +33,104 @@ from meshdsl.trace.read_jaxpr import written
 
 Array = NDArray[Any]
 LONGEST = 1 << 20  # elements of an index that is evaluated
+REMEMBERED = 1 << 8  # elements of an evaluated array that is stored for further reads
 FEW = 16  # numbers that are written into a loop's body
 SHORTER = 4  # a dim is put on a longer grid if it lacks no more than one of so many places
+
+# ---- Constants -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The integers and booleans of a graph that depend on nothing, evaluated when they are first read.
+
+    Args:
+      makers: the producers of the graph's values.
+      small: the constants that have been evaluated, by value id, without large ones; None for other values.
+    """
+
+    makers: Mapping[int, Op]
+    small: dict[int, Array | None] = field(default_factory=dict)
+
+    def of(self, x: Atom) -> Array | None:
+        """Returns the elements of ``x``; None if they are not known, or too many.
+
+        An index can be the end of a chain of thousands of operations that read their operand several times. So there
+        is no recursion, and no value is evaluated twice.
+        """
+        found = ChainMap[int, Array | None]({}, self.small)
+        waiting = [x]
+        while waiting:
+            at = waiting[-1]
+            op = self._maker(at)
+            missing = [y for y in op.inputs if _is_missing(y, found)] if op and _is_missing(at, found) else []
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if _is_missing(at, found):
+                numbers = _evaluated(op, [_elements(y, found) for y in op.inputs]) if op else None
+                (self.small if numbers is None or numbers.size <= REMEMBERED else found)[at.id] = numbers
+        return _elements(x, found)
+
+    def _maker(self, x: Atom) -> Op | None:
+        op = self.makers.get(x.id) if isinstance(x, Value) else None
+        return op if op is not None and op.name in _EVALUATE and prod(x.shape) <= LONGEST else None
+
+
+def _is_missing(x: Atom, found: Mapping[int, Array | None]) -> bool:
+    return isinstance(x, Value) and x.id not in found
+
+
+def _elements(x: Atom, found: Mapping[int, Array | None]) -> Array | None:
+    if isinstance(x, Value):
+        return found[x.id]
+    return np.asarray(x.value) if np.issubdtype(x.dtype, np.integer) else None
+
+
+def _evaluated(op: Op, operands: Sequence[Array | None]) -> Array | None:
+    known = [x for x in operands if x is not None]
+    if len(known) < len(operands):
+        return None
+    with np.errstate(over="ignore"):  # integers wrap
+        return _EVALUATE[op.name](op.params, *known)
+
+
+def _broadcast(params: Mapping[str, Any], x: Array) -> Array:
+    shape = [1] * len(params["shape"])
+    for d, n in zip(params["broadcast_dimensions"], x.shape, strict=True):
+        shape[d] = n
+    spread: Array = np.broadcast_to(x.reshape(shape), params["shape"])
+    return spread
+
+
+def _select(_: Any, which: Array, *cases: Array) -> Array:
+    chosen = cases[0]
+    for i, case in enumerate(cases[1:], 1):
+        chosen = np.where(which == i, case, chosen)
+    return chosen
+
+
+def _iota(params: Mapping[str, Any]) -> Array:
+    shape, d = params["shape"], params["dimension"]
+    along = np.arange(shape[d]).astype(params["dtype"]).reshape([-1 if i == d else 1 for i in range(len(shape))])
+    counted: Array = np.broadcast_to(along, shape)
+    return counted
+
+
+_EVALUATE: dict[str, Callable[..., Array]] = {
+    "add": lambda _, x, y: x + y,
+    "sub": lambda _, x, y: x - y,
+    "mul": lambda _, x, y: x * y,
+    "lt": lambda _, x, y: x < y,
+    "select_n": _select,
+    "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
+    "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
+    "reshape": lambda params, x: x.reshape(params["new_sizes"]),
+    "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
+    "broadcast_in_dim": _broadcast,
+    "iota": _iota,
+}
 
 # ---- Windows ---------------------------------------------------------------------------------------------------------
 
@@ -58,14 +156,14 @@ class Window:
         return tuple(slice(start, start + (n - 1) * step + 1, step) for start, n, step in ends)
 
 
-def written_window(op: Op, makers: Mapping[int, Op]) -> Window | None:
+def written_window(op: Op, constants: Constants) -> Window | None:
     """Returns the window that an operation writes; None if it is not known, or not inside the operand."""
     shape = op.inputs[0].shape
     if op.name == "dynamic_update_slice":
-        return _updated_slice(op, makers)
+        return _updated_slice(op, constants)
     if op.name not in SCATTERS or (op.name == "scatter" and op.params["update_jaxpr"] is not None):
         return None
-    numbers, dims, indices = op.params["dimension_numbers"], scatter_dims(op), constant(op.inputs[1], makers)
+    numbers, dims, indices = op.params["dimension_numbers"], scatter_dims(op), constants.of(op.inputs[1])
     if indices is None or not indices.size or numbers.operand_batching_dims or 0 in op.inputs[2].shape:
         return None
     windows = iter(numbers.update_window_dims)
@@ -85,12 +183,12 @@ def written_window(op: Op, makers: Mapping[int, Op]) -> Window | None:
     return window if all(at.start >= 0 and at.stop <= n for at, n in ends) else None
 
 
-def _updated_slice(op: Op, makers: Mapping[int, Op]) -> Window | None:
+def _updated_slice(op: Op, constants: Constants) -> Window | None:
     """The window of a dynamic update of a slice; its start is moved into the operand."""
     shape, sizes = op.inputs[0].shape, op.inputs[1].shape
     starts: list[int] = []
     for x, n, m in zip(op.inputs[2:], shape, sizes, strict=True):
-        start = constant(x, makers)
+        start = constants.of(x)
         if (start is None and n != m) or not m:
             return None
         starts.append(0 if start is None else min(max(int(start), 0), n - m))
@@ -104,60 +202,6 @@ def _progression(rows: Array, queries: Sequence[int]) -> int | None:
     steps = np.unique(np.diff(rows[:, 0]))
     return int(steps[0]) if steps.size == 1 and steps[0] > 0 else None
 
-
-# ---- Constants -------------------------------------------------------------------------------------------------------
-
-
-def constant(x: Atom, makers: Mapping[int, Op]) -> Array | None:
-    """Returns the numbers of a small array of integers that depends on nothing, else None."""
-    if isinstance(x, Literal):
-        return np.asarray(x.value) if np.issubdtype(x.dtype, np.integer) else None
-    op = makers.get(x.id)
-    if op is None or op.name not in _EVALUATE or int(np.prod(x.shape)) > LONGEST:
-        return None
-    read = [constant(y, makers) if y.dtype != np.bool_ else _mask(y, makers) for y in op.inputs]
-    known = [y for y in read if y is not None]
-    return _EVALUATE[op.name](op.params, *known) if len(known) == len(read) else None
-
-
-def _mask(x: Atom, makers: Mapping[int, Op]) -> Array | None:
-    op = makers.get(x.id) if isinstance(x, Value) else None
-    if op is None or op.name not in ("lt", "broadcast_in_dim"):
-        return None
-    read = [constant(y, makers) if op.name == "lt" else _mask(y, makers) for y in op.inputs]
-    known = [y for y in read if y is not None]
-    return _EVALUATE[op.name](op.params, *known) if len(known) == len(read) else None
-
-
-def _broadcast(params: Mapping[str, Any], x: Array) -> Array:
-    shape = [1] * len(params["shape"])
-    for d, n in zip(params["broadcast_dimensions"], x.shape, strict=True):
-        shape[d] = n
-    spread: Array = np.broadcast_to(x.reshape(shape), params["shape"])
-    return spread
-
-
-def _iota(params: Mapping[str, Any]) -> Array:
-    shape, d = params["shape"], params["dimension"]
-    counted: Array = np.broadcast_to(
-        np.arange(shape[d]).reshape([-1 if i == d else 1 for i in range(len(shape))]), shape
-    )
-    return counted
-
-
-_EVALUATE: dict[str, Callable[..., Array]] = {
-    "add": lambda _, x, y: x + y,
-    "sub": lambda _, x, y: x - y,
-    "mul": lambda _, x, y: x * y,
-    "lt": lambda _, x, y: x < y,
-    "select_n": lambda _, which, x, y: np.asarray(np.where(which, y, x)),
-    "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
-    "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
-    "reshape": lambda params, x: x.reshape(params["new_sizes"]),
-    "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
-    "broadcast_in_dim": _broadcast,
-    "iota": _iota,
-}
 
 # ---- The pass --------------------------------------------------------------------------------------------------------
 
@@ -178,6 +222,7 @@ def _rewritten(graph: Graph, ids: Iterator[int], known: Mapping[int, Array]) -> 
     """
     table: Table = {}
     makers: dict[int, Op] = {}
+    constants = Constants(makers)
     ops: list[Op] = []
     for v in graph.inputs:
         if v.id in known:
@@ -188,9 +233,9 @@ def _rewritten(graph: Graph, ids: Iterator[int], known: Mapping[int, Array]) -> 
     def rewrite(op: Op) -> None:
         op = substitute(op, table)
         if op.bodies:
-            inside = _constant_inputs(op, makers)
+            inside = _constant_inputs(op, constants)
             op = replace(op, bodies=tuple(_rewritten(body, ids, inside) for body in op.bodies))
-        form = _FORMS[op.name](op, makers) if op.name in _FORMS else None
+        form = _FORMS[op.name](op, constants) if op.name in _FORMS else None
         if form is None:
             ops.append(op)
             makers.update((v.id, op) for v in op.outputs)
@@ -205,14 +250,14 @@ def _rewritten(graph: Graph, ids: Iterator[int], known: Mapping[int, Array]) -> 
     return with_ops(graph, ops)
 
 
-def _constant_inputs(op: Op, makers: Mapping[int, Op]) -> dict[int, Array]:
+def _constant_inputs(op: Op, constants: Constants) -> dict[int, Array]:
     """The constants among the inputs of the bodies of a loop that are positions there, by id."""
     found: dict[int, Array] = {}
     positions = {x.id for body in op.bodies for each in body.ops if _positions(each) for x in each.inputs[1:]}
     positions |= {x.id for body in op.bodies for each in body.ops if each.bodies for x in each.inputs}
     for port in loop_ports(op):
         x = op.inputs[port.operand] if port.invariant else None
-        numbers = constant(x, makers) if isinstance(x, Value) else None
+        numbers = constants.of(x) if isinstance(x, Value) else None
         if numbers is not None and (numbers.size <= FEW or _is_range(numbers)):
             inner = (op.bodies[which].inputs[i].id for which, i in port.inputs)
             found.update((each, numbers) for each in inner if each in positions)
@@ -236,9 +281,9 @@ def _again(numbers: Array, dtype: Any) -> jax.Array:
     return (lax.iota(dtype, numbers.size) * (flat[1] - flat[0]) + flat[0]).astype(dtype).reshape(numbers.shape)
 
 
-def _gathered(op: Op, makers: Mapping[int, Op]) -> Form | None:
+def _gathered(op: Op, constants: Constants) -> Form | None:
     """A gather of one window at a constant position inside the operand, or of every ``stride``-th place, as a slice."""
-    numbers, dims, at = op.params["dimension_numbers"], gather_dims(op), constant(op.inputs[1], makers)
+    numbers, dims, at = op.params["dimension_numbers"], gather_dims(op), constants.of(op.inputs[1])
     if at is None or not at.size or numbers.operand_batching_dims or 0 in op.outputs[0].shape:
         return None
     rows = at.reshape(-1, len(dims.columns)).astype(np.int64)
@@ -257,9 +302,9 @@ def _gathered(op: Op, makers: Mapping[int, Op]) -> Form | None:
     return lambda x: lax.slice(x, starts, ends).reshape(op.outputs[0].shape), op.inputs[:1]
 
 
-def _read(op: Op, makers: Mapping[int, Op]) -> Form | None:
+def _read(op: Op, constants: Constants) -> Form | None:
     """A dynamic slice from a constant position, as a slice."""
-    starts = [constant(x, makers) for x in op.inputs[1:]]
+    starts = [constants.of(x) for x in op.inputs[1:]]
     known = [int(start) for start in starts if start is not None]
     if len(known) < len(starts):
         return None
@@ -268,9 +313,9 @@ def _read(op: Op, makers: Mapping[int, Op]) -> Form | None:
     return lambda x: lax.slice(x, first, [start + m for start, m in zip(first, sizes, strict=True)]), op.inputs[:1]
 
 
-def _scattered(op: Op, makers: Mapping[int, Op]) -> Form | None:
+def _scattered(op: Op, constants: Constants) -> Form | None:
     """An update of every ``stride``-th position, as a selection."""
-    window = written_window(op, makers)
+    window = written_window(op, constants)
     if window is None or max(window.strides) == 1:
         return None
     d = next(d for d, stride in enumerate(window.strides) if stride > 1)
@@ -292,7 +337,7 @@ def _strided_update(x: jax.Array, y: jax.Array, window: Window, d: int, combine:
     return lax.select(inside, combine(x, spread), x)
 
 
-def _sliced(op: Op, makers: Mapping[int, Op]) -> Form | None:
+def _sliced(op: Op, constants: Constants) -> Form | None:
     """A strided slice that begins later than in the first stride, or ends earlier than in the last."""
     strides = op.params["strides"]
     if strides is None or max(strides) == 1:
@@ -314,8 +359,8 @@ def _sliced(op: Op, makers: Mapping[int, Op]) -> Form | None:
     return lambda x: lax.slice(lax.slice(x, *zip(*ends, strict=True)), *zip(*rest, strict=True)), op.inputs
 
 
-def _padded(op: Op, makers: Mapping[int, Op]) -> Form | None:
-    return _put_back(op, makers) or _spread(op, makers) or _interleaved(op)
+def _padded(op: Op, constants: Constants) -> Form | None:
+    return _put_back(op, constants.makers) or _spread(op, constants.makers) or _interleaved(op)
 
 
 def _put_back(op: Op, makers: Mapping[int, Op]) -> Form | None:
@@ -398,7 +443,7 @@ def _interleaved(op: Op) -> Form | None:
     return lambda x, fill: lax.pad(lax.pad(x, fill, inner), fill, outer), op.inputs
 
 
-_FORMS: dict[str, Callable[[Op, Mapping[int, Op]], Form | None]] = {
+_FORMS: dict[str, Callable[[Op, Constants], Form | None]] = {
     "gather": _gathered,
     "dynamic_slice": _read,
     "slice": _sliced,

@@ -190,6 +190,27 @@ def names(graph):
     return [op.name for op in graph.ops]
 
 
+def chained(x):
+    """The start is the end of a chain of operations, each of which reads the one before twice."""
+    at = lax.full((), 1, "int32")
+    for _ in range(600):
+        at = at * at + 1
+    return lax.dynamic_slice_in_dim(x, at, 2), lax.dynamic_update_slice_in_dim(x, -x[:2], at & 3, 0)
+
+
+def wrapped(x):
+    return x.at[lax.iota("uint8", 2) * jnp.uint8(100) + jnp.uint8(200)].get(mode="promise_in_bounds")
+
+
+def chosen(x):
+    return lax.dynamic_slice_in_dim(x, lax.select_n(lax.full((), 2, "int32"), *map(jnp.int32, (5, 6, 7))), 1)
+
+
+@pytest.mark.parametrize("step", [chained, wrapped, chosen])
+def test_indices_are_evaluated_as_the_step_computes_them(step):
+    equal(step, jnp.arange(512.0))
+
+
 @pytest.mark.parametrize(("length", "grid"), [(16, 16), (12, 12), (17, 17), (18, 18), (14, 14), (15, 15)])
 def test_differences_are_as_long_as_the_array_unless_they_divide_better(length, grid):
     """A difference of 17 elements has 16, which divide as they are."""
