@@ -272,16 +272,16 @@ def _lengths(sizes: tuple[int, ...], parts: list[Near]) -> tuple[int, ...]:
     return tuple(held.get(d, size) for d, size in enumerate(sizes))
 
 
-def part_in_block(x: jax.Array, dim: int, ahead: jax.Array, size: int) -> jax.Array:
-    """Returns the part of a window of ``size`` elements, ``ahead`` of the block, that is in it, and zeros elsewhere."""
+def part_in_block(x: jax.Array, dim: int, ahead: jax.Array, size: int, fill: jax.Array | None = None) -> jax.Array:
+    """Returns a window of ``size`` elements that starts ``ahead`` of the block ``x``: ``fill`` or zeros outside it."""
     held = min(size, x.shape[dim])
     near = jnp.clip(ahead, 0, x.shape[dim] - held)
-    return _shifted(lax.dynamic_slice_in_dim(x, near, held, dim), dim, ahead - near, size)
+    return _shifted(lax.dynamic_slice_in_dim(x, near, held, dim), dim, ahead - near, size, fill)
 
 
-def _shifted(x: jax.Array, dim: int, by: jax.Array, size: int) -> jax.Array:
-    """``size`` elements of ``x`` after the first ``by``, zeros out of bounds."""
+def _shifted(x: jax.Array, dim: int, by: jax.Array, size: int, fill: jax.Array | None = None) -> jax.Array:
+    """``size`` elements of ``x`` after the first ``by``; ``fill``, by default zeros, out of bounds."""
     n = x.shape[dim]
     around = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
-    padded = lax.pad(x, jnp.zeros((), x.dtype), around)
+    padded = lax.pad(x, jnp.zeros((), x.dtype) if fill is None else fill, around)
     return lax.dynamic_slice_in_dim(padded, jnp.clip(by + size, 0, n + size), size, dim)

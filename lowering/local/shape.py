@@ -1,7 +1,6 @@
 """Local programs of data movement whose parameters contain shapes or positions, or that exchange blocks."""
 
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -129,16 +128,8 @@ def shifts(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arr
 
 def _own_places(op: Op, x: jax.Array, fill: jax.Array, where: Local, d: int) -> jax.Array:
     """This device's block of a padded dim that it holds whole: the part that falls in the block, padded."""
-
-    def along(*amounts: int) -> Any:
-        return [amounts if i == d else (0, 0, 0) for i in range(x.ndim)]
-
     low, _, between = op.params["padding_config"][d]
-    spread = lax.pad(x, fill, along(0, 0, between)) if between else x
+    spread = lax.pad(x, fill, [(0, 0, between) if i == d else (0, 0, 0) for i in range(x.ndim)]) if between else x
     block = where.local_shape(where.outputs[0], op.outputs[0].shape)[d]
     first = where.offset(where.outputs[0], d, op.outputs[0].shape[d]) - low
-    held = min(block, spread.shape[d])
-    start = jnp.clip(first, 0, spread.shape[d] - held)
-    part = lax.dynamic_slice_in_dim(spread, start, held, d)
-    around = lax.pad(part, fill, along(block, block, 0))
-    return lax.dynamic_slice_in_dim(around, jnp.clip(first - start, -block, held) + block, block, d)
+    return part_in_block(spread, d, first, block, fill)

@@ -4,7 +4,7 @@ The compiler makes the same rewrites. Left in the graph, these patterns would hi
 result needs no operand, and the compiled program would communicate less than planned.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -57,24 +57,23 @@ def remove_identities(graph: Graph) -> Graph:
 
 def remove_stages(graph: Graph, cuts: bool = False) -> Graph:
     """Returns the graph without ``md.stage``, which is the identity; with ``cuts``, only without those in loops."""
-    table: Table = {}
-    ops: list[Op] = []
-    for op in graph.ops:
-        op = in_bodies(remove_stages, substitute(op, table))
-        if op.name == "stage" and not cuts:
-            table.update({out.id: x for out, x in zip(op.outputs, op.inputs, strict=True)})
-        else:
-            ops.append(op)
-    return with_ops(graph, ops)
+    graph = with_ops(graph, (in_bodies(remove_stages, op) for op in graph.ops))
+    return graph if cuts else _without(graph, lambda op: op.name == "stage")
 
 
 def remove_stated(graph: Graph) -> Graph:
     """Returns the graph without the constraints that jax's own functions state."""
+    graph = with_ops(graph, (in_bodies(remove_stated, op) for op in graph.ops))
+    return _without(graph, lambda op: op.name == "constrain" and "by" in op.params)
+
+
+def _without(graph: Graph, removed: Callable[[Op], bool]) -> Graph:
+    """The graph without these operations, which are identities; its bodies stay."""
     table: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = in_bodies(remove_stated, substitute(op, table))
-        if op.name == "constrain" and "by" in op.params:
+        op = substitute(op, table)
+        if removed(op):
             table.update({out.id: x for out, x in zip(op.outputs, op.inputs, strict=True)})
         else:
             ops.append(op)

@@ -248,5 +248,15 @@ def _is_longer(n: int, m: int) -> bool:
     few = max(1, n // LONGER)
     if n - few <= m < n and roundness(m) >= MUCH_ROUNDER * roundness(n):
         return True
-    below, above = (max(map(roundness, near), default=0) for near in (range(n - few, n), range(n + 1, n + few + 1)))
-    return n > LONGER and roundness(n) < ROUND <= below and below > above and (m <= few or n - few <= m)
+    if n <= LONGER or roundness(n) >= ROUND or few < m < n - few:
+        return False
+    below, above = _roundest(n - few, n - 1), _roundest(n + 1, n + few)
+    return below >= ROUND and below > above
+
+
+def _roundest(first: int, last: int) -> int:
+    """The largest power of two that divides a number from ``first`` to ``last``, both positive."""
+    power = 1 << (last.bit_length() - 1)
+    while last - last % power < first:
+        power //= 2
+    return power
