@@ -17,6 +17,7 @@ operation that needs all elements of a dim and no others (a sort, or the return 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial, reduce
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from meshdsl.ir.rewrite import fresh_ids, values
 from meshdsl.rules.dim_groups import DimGroup, padded_params
 from meshdsl.rules.indexing import COMBINE
 from meshdsl.trace.passes.alignment import (
+    DimShift,
     Place,
     Placed,
     aligned_dims,
@@ -57,23 +59,30 @@ class _Aligner:
     """Rewrites one graph.
 
     ``forms`` are the values by old id and form, ``masked`` values by what they were masked from.
+
+    Args:
+      inputs, results: the forms of those inputs and results of a body that are not plain; all of the step's are.
     """
 
-    def __init__(self, graph: Graph, placed: Placed, ids: Iterator[int]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        placed: Placed,
+        ids: Iterator[int],
+        inputs: Mapping[int, Form] = MappingProxyType({}),
+        results: Mapping[int, Form] = MappingProxyType({}),
+    ) -> None:
         self.source, self.placed = graph, placed
+        self.inputs, self.results = inputs, results
         self.frame = Frame(ids, body=False)
         self.makers = producers(graph)
         self.constants = Constants(self.makers)
         self.forms: dict[int, dict[Form, Value]] = {}
         self.masked: dict[Any, Value] = {}
 
-    def graph(self, inputs: Mapping[int, Form] | None = None) -> Graph:
-        """Returns the rewritten graph.
-
-        Args:
-          inputs: the forms of the inputs of a body; those of the step are plain.
-        """
-        made = tuple(self._define(v, (inputs or {}).get(i, _PLAIN)) for i, v in enumerate(self.source.inputs))
+    def graph(self) -> Graph:
+        """Returns the rewritten graph."""
+        made = tuple(self._define(v, self.inputs.get(i, _PLAIN)) for i, v in enumerate(self.source.inputs))
         for op in self.source.ops:
             start = len(self.frame.ops)
             self._rewrite(op)
@@ -116,26 +125,23 @@ class _Aligner:
     def _allowed(self, op: Op, groups: Iterable[DimGroup], i: int, x: Atom) -> Form:
         """The dims of an operand or result that stay on their grids."""
         if op.name == "return":
-            return self._returned.get(i, _PLAIN) if self._returned else _PLAIN
+            return self.results.get(i, _PLAIN)
         own = {d for group in groups for at, d in group.ports if at == i}
         return Form(own & self._full(x))
-
-    _returned: Mapping[int, Form] | None = None
 
     def _body(self, which: int, op: Op, groups: Iterable[DimGroup], allowed: list[Form]) -> Graph:
         body = op.bodies[which]
         count, forms = len(body.inputs), dict[int, set[int]]()
         for group in groups:
-            outside = [(i, d) for i, d in group.ports]
-            if all(d in allowed[i] for i, d in outside):
+            if all(d in allowed[i] for i, d in group.ports):
                 for at, (i, d) in group.inside:
                     if at == which:
                         forms.setdefault(i, set()).add(d)
-        inner = _Aligner(body, self.placed, self.frame.ids)
         atoms = (*body.inputs, *body.returned)
-        on_grid = {i: Form(dims & inner._full(atoms[i])) for i, dims in forms.items()}
-        inner._returned = {i - count: form for i, form in on_grid.items() if i >= count}
-        return inner.graph({i: form for i, form in on_grid.items() if i < count})
+        on_grid = {i: Form(dims & self._full(atoms[i])) for i, dims in forms.items()}
+        inputs = {i: form for i, form in on_grid.items() if i < count}
+        results = {i - count: form for i, form in on_grid.items() if i >= count}
+        return _Aligner(body, self.placed, self.frame.ids, inputs, results).graph()
 
     def _count_from_offset(self, op: Op, counted: Value) -> None:
         """Makes the element at the offset of its grid the first one."""
@@ -147,7 +153,7 @@ class _Aligner:
 
     # ---- Operations that shift ----
 
-    def _move(self, op: Op, moves: list[tuple[int, int, int, int, int]]) -> None:
+    def _move(self, op: Op, moves: list[DimShift]) -> None:
         if op.name in ("slice", "split", "pad"):
             self._cut_or_pad(op, moves)
         elif op.name == "concatenate":
@@ -155,13 +161,13 @@ class _Aligner:
         else:
             self._update(op, moves)
 
-    def _cut_or_pad(self, op: Op, moves: list[tuple[int, int, int, int, int]]) -> None:
+    def _cut_or_pad(self, op: Op, moves: list[DimShift]) -> None:
         """Every result is a pad of the operand, by negative amounts where it is cut; strides are applied last."""
         x, strided = op.inputs[0], _strided(op)
         fill = op.inputs[1] if op.name == "pad" else Literal(np.zeros((), x.dtype)[()], (), x.dtype)
         form = Form(self._full(x) - strided)
         for j, y in enumerate(op.outputs):
-            starts = {d: start for _, d, k, _, start in moves if k == j}
+            starts = {move.dim: move.start for move in moves if move.result == j}
             made, config = Form(self._full(y) - strided), list[tuple[int, int, int]]()
             held = self._use(x, form)
             for d in range(len(y.shape)):
@@ -179,7 +185,7 @@ class _Aligner:
         place = self._place_of(x, d)
         return bool((low > 0 and place.offset) or (high > 0 and place.length > place.offset + place.size))
 
-    def _join(self, op: Op, moves: list[tuple[int, int, int, int, int]]) -> None:
+    def _join(self, op: Op, moves: list[DimShift]) -> None:
         """A concatenation selects, place by place, among its pieces moved to their places."""
         y, d = op.outputs[0], int(op.params["dimension"])
         made = self._full(y)
@@ -188,8 +194,8 @@ class _Aligner:
         if d not in made and place.length not in grids:
             self._keep(op, aligned_groups(op))
             return
-        pieces = [self._piece(x, d, place, start) for x, (*_, start) in zip(op.inputs, moves, strict=True)]
-        ends = [place.offset + start for *_, start in moves[1:]]
+        pieces = [self._piece(x, d, place, move.start) for x, move in zip(op.inputs, moves, strict=True)]
+        ends = [place.offset + move.start for move in moves[1:]]
 
         def select(*held: jax.Array) -> jax.Array:
             moved = [_padded(x, jnp.zeros((), x.dtype), c) for x, (_, c) in zip(held, pieces, strict=True)]
@@ -223,15 +229,15 @@ class _Aligner:
         op = self.makers.get(x.id) if isinstance(x, Value) else None
         if op is None or op.name not in ("slice", "split") or not isinstance(op.inputs[0], Value):
             return None
-        moves = [move for move in shifted_dims(op, self.constants) if op.outputs[move[2]] is x]
-        alone = len(moves) == 1 and moves[0][1] == d and not _strided(op)
-        return (op.inputs[0], -moves[0][4]) if alone else None
+        moves = [move for move in shifted_dims(op, self.constants) if op.outputs[move.result] is x]
+        alone = len(moves) == 1 and moves[0].dim == d and not _strided(op)
+        return (op.inputs[0], -moves[0].start) if alone else None
 
-    def _update(self, op: Op, moves: list[tuple[int, int, int, int, int]]) -> None:
+    def _update(self, op: Op, moves: list[DimShift]) -> None:
         """The update is moved to its window and selected there; along dims where it is plain, a part is updated."""
         window = updated_window(op, self.constants)
         assert window is not None
-        x, update, y = op.inputs[0], op.inputs[moves[0][0]], op.outputs[0]
+        x, update, y = op.inputs[0], op.inputs[moves[0].operand], op.outputs[0]
         form, on_grid = self._full(x), self._full(update)
         shape, config, index, inside = list[int](), list[tuple[int, int, int]](), list[slice](), dict[int, range]()
         held = self._use(update, on_grid)

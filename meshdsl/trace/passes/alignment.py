@@ -68,25 +68,32 @@ class Shift:
 # ---- Shifts of operations --------------------------------------------------------------------------------------------
 
 
-def shifted_dims(op: Op, constants: Constants) -> list[tuple[int, int, int, int, int]]:
-    """Returns (operand, its dim, result, its dim, start) of every dim that an operation cuts, pads, joins or updates.
+class DimShift(NamedTuple):
+    """A dim of an operation's result whose element ``j + start`` is element ``j`` of a dim of an operand."""
 
-    Dims that are sliced or padded with strides are left out.
-    """
+    operand: int
+    dim: int
+    result: int
+    result_dim: int
+    start: int
+
+
+def shifted_dims(op: Op, constants: Constants) -> list[DimShift]:
+    """Returns the shift of every dim that an operation cuts, pads, joins or updates, but for strided ones."""
     if op.name == "split":
         dim, sizes = op.params["axis"], op.params["sizes"]
-        return [(0, dim, i, dim, -int(sum(sizes[:i]))) for i in range(len(sizes))]
+        return [DimShift(0, dim, i, dim, -int(sum(sizes[:i]))) for i in range(len(sizes))]
     if op.name == "slice":
         strides = op.params["strides"] or (1,) * len(op.inputs[0].shape)
         ends = enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, op.params["start_indices"], strides, strict=True))
-        return [(0, d, 0, d, -int(start)) for d, (n, m, start, step) in ends if n != m and step == 1]
+        return [DimShift(0, d, 0, d, -int(start)) for d, (n, m, start, step) in ends if n != m and step == 1]
     if op.name == "pad":
         config = enumerate(op.params["padding_config"])
-        return [(0, d, 0, d, int(low)) for d, (low, high, between) in config if (low or high) and not between]
+        return [DimShift(0, d, 0, d, int(low)) for d, (low, high, between) in config if (low or high) and not between]
     if op.name == "concatenate":
         dim, at, found = op.params["dimension"], 0, []
         for i, x in enumerate(op.inputs):
-            found.append((i, dim, 0, dim, at))
+            found.append(DimShift(i, dim, 0, dim, at))
             at += x.shape[dim]
         return found
     window = updated_window(op, constants)
@@ -95,7 +102,9 @@ def shifted_dims(op: Op, constants: Constants) -> list[tuple[int, int, int, int,
     update = 1 if op.name == "dynamic_update_slice" else 2
     whole = op.inputs[0].shape
     places = enumerate(window.places)
-    return [(update, p, 0, d, window.starts[d]) for d, p in places if p is not None and window.sizes[d] != whole[d]]
+    return [
+        DimShift(update, p, 0, d, window.starts[d]) for d, p in places if p is not None and window.sizes[d] != whole[d]
+    ]
 
 
 def updated_window(op: Op, constants: Constants) -> Window | None:

@@ -23,6 +23,7 @@ from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.rewrite import Table, fresh_ids, look_up, substitute, with_ops
 from meshdsl.rules.dim_groups import ELEMENTWISE, dim_groups, padded_params
 from meshdsl.trace.passes.alignment import ROUND, roundness
+from meshdsl.trace.passes.static_windows import slice_starts
 from meshdsl.trace.read_jaxpr import written
 
 _THROUGH = ELEMENTWISE | {"broadcast_in_dim", "transpose", "squeeze", "reshape", "reduce_sum"}
@@ -111,8 +112,8 @@ class _Pusher:
             return self._of_pad(op, wanted)
         if op.name == "concatenate":
             return self._of_concatenation(op, wanted)
-        if op.name == "split" or (op.name == "slice" and max(op.params["strides"] or (1,)) == 1):
-            return self._of_slice(op, x, wanted)
+        if (starts := slice_starts(op, x)) is not None:
+            return self._of_slice(op, x, starts, wanted)
         if op.name == "iota":
             return self._of_count(op, wanted)
         return self._of_alike(op, wanted) if op.name in _THROUGH else None
@@ -174,14 +175,9 @@ class _Pusher:
             return None
         return known[0] if len(known) == 1 else self._write(lambda *xs: lax.concatenate(xs, axis), tuple(known), op)
 
-    def _of_slice(self, op: Op, v: Value, wanted: Range) -> Atom | None:
+    def _of_slice(self, op: Op, v: Value, starts: list[int], wanted: Range) -> Atom | None:
         """A part of the source of a slice, or of a result of a split, cut along the other dims as before."""
         (d, start, stop), x = wanted, op.inputs[0]
-        if op.name == "slice":
-            starts = list(map(int, op.params["start_indices"]))
-        else:
-            starts, which = [0] * len(v.shape), next(i for i, each in enumerate(op.outputs) if each is v)
-            starts[op.params["axis"]] = int(sum(op.params["sizes"][:which]))
         held = self.part(x, (d, starts[d] + start, starts[d] + stop), op)
         starts[d] = 0
         if held is None or all(n == m for e, (n, m) in enumerate(zip(x.shape, v.shape, strict=True)) if e != d):
@@ -205,7 +201,7 @@ class _Pusher:
 def _one_dim_at_a_time(op: Op) -> Callable[[jax.Array], jax.Array] | None:
     """A slice that cuts a longer dim and others, as one slice per dim."""
     starts = _starts(op)
-    if starts is None or op.name == "split":
+    if starts is None:
         return None
     ends = [(start, start + m) for start, m in zip(starts, op.outputs[0].shape, strict=True)]
     cut = [d for d, (end, n) in enumerate(zip(ends, op.inputs[0].shape, strict=True)) if end != (0, n)]
@@ -216,8 +212,8 @@ def _one_dim_at_a_time(op: Op) -> Callable[[jax.Array], jax.Array] | None:
 
 def _starts(op: Op) -> list[int] | None:
     """The first elements that a slice, or a pad by negative amounts, shows."""
-    if op.name == "slice" and max(op.params["strides"] or (1,)) == 1:
-        return list(map(int, op.params["start_indices"]))
+    if op.name == "slice":
+        return slice_starts(op, op.outputs[0])
     if op.name == "pad" and all(max(amounts) <= 0 for amounts in op.params["padding_config"]):
         return [-int(low) for low, *_ in op.params["padding_config"]]
     return None

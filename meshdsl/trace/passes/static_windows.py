@@ -409,14 +409,20 @@ def _spread(op: Op, makers: Mapping[int, Op]) -> Form | None:
 def _cut(x: Atom, makers: Mapping[int, Op]) -> tuple[Value, list[int]] | None:
     """The value that ``x`` is a slice of, without strides, and where it starts."""
     op = makers.get(x.id) if isinstance(x, Value) else None
-    if op is None or op.name not in ("slice", "split") or not isinstance(op.inputs[0], Value):
-        return None
+    starts = None if op is None else slice_starts(op, x)
+    source = None if op is None or starts is None else op.inputs[0]
+    return (source, starts) if isinstance(source, Value) and starts is not None else None
+
+
+def slice_starts(op: Op, result: Atom) -> list[int] | None:
+    """Returns where in the operand a result of a slice without strides, or of a split, starts; None for other ones."""
     if op.name == "slice":
-        plain = max(op.params["strides"] or (1,)) == 1
-        return (op.inputs[0], list(map(int, op.params["start_indices"]))) if plain else None
-    starts, which = [0] * len(x.shape), next(i for i, v in enumerate(op.outputs) if v is x)
-    starts[op.params["axis"]] = int(sum(op.params["sizes"][:which]))
-    return op.inputs[0], starts
+        return list(map(int, op.params["start_indices"])) if max(op.params["strides"] or (1,)) == 1 else None
+    if op.name != "split":
+        return None
+    which = next(i for i, v in enumerate(op.outputs) if v is result)
+    before = int(sum(op.params["sizes"][:which]))
+    return [before if d == op.params["axis"] else 0 for d in range(len(result.shape))]
 
 
 def within(shape: tuple[int, ...], d: int, places: range) -> jax.Array:
