@@ -110,7 +110,7 @@ class CheckReport:
         return "\n".join([*lines, *self._divisions()])
 
     def _divisions(self) -> Iterator[str]:
-        """What was divided, and which leaves nothing divided leads to."""
+        """Yields the share of compute that was divided, and the leaves that do not depend on anything divided."""
         if self.divided:
             yield f"compute divided: {', '.join(f'{share:.0%} over {axis}' for axis, share in self.divided.items())}"
         if self.undivided and len(self.undivided) == len(self.leaves):

@@ -1,7 +1,7 @@
 """Local programs of the user's ``jax.shard_map``: blocks cross its boundary as they are, collectives run as written.
 
 Inside ours all mesh axes are bound by their names, so a collective of the user's body is the same function of jax over
-the same axes, on this device's block. What is planned on automatic axes (a block cut further, a partial sum) does not
+the same axes, on this device's block. The plan for automatic axes (a block cut further, a partial sum) does not
 concern it.
 """
 
@@ -34,7 +34,7 @@ def index(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> Sequence[jax.A
 
 @local(*KINDS)
 def collective(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> Sequence[jax.Array]:
-    """The user's collective under its planned name; of a literal, what all devices know already."""
+    """The user's collective under its planned name; of a literal, computed without communication."""
     if isinstance(op.inputs[0], Literal):
         return (_of_literal(op, arrays[0], where),)
     with jax.named_scope(collective_scope(KINDS[op.name], op.params["moved"], op.inputs[0].dtype)):

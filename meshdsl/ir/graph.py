@@ -9,7 +9,7 @@
               | "constant" -> value                           an array closed over
               | "constrain" value -> value                    a layout specified by the user
               | "enter_shard_map" array -> block              a device's block of an argument of the user's shard_map
-              | "leave_shard_map" block -> array              the result that the blocks of all devices are
+              | "leave_shard_map" block -> array              the result whose blocks the devices have
               | "return" values ->                            ends every graph
     input   ::= value | literal
 

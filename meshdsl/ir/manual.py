@@ -7,7 +7,7 @@
     any other            op.manual, or less               op.manual
     loop, conditional    ports are manual inside as outside, and over op.manual
 
-"Or less": a body may read what all devices have alike, such as a constant.
+"Or less": a body may read values that are equal on all devices, such as a constant.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ Axes = tuple[str, ...]
 
 @memoize_by_object
 def manual_values(graph: Graph) -> Mapping[int, Axes]:
-    """Returns the same as ``find_manual``, once per graph, whose values have their last numbers."""
+    """Returns the result of ``find_manual``, computed once per graph; only for graphs that are not renumbered later."""
     return find_manual(graph)
 
 

@@ -67,7 +67,7 @@ LOOKUPS = ("gather", *SCATTERS)
 def dim_groups(op: Op) -> list[DimGroup]:
     """Returns the groups of an operation; none if it is not listed here, or has effects and no bodies.
 
-    Nor has one inside the user's shard_map: what is there, the user divided.
+    Operations inside the user's shard_map have none either: their shapes are those of blocks, which the user chose.
     """
     if op.manual:
         return []
@@ -168,7 +168,7 @@ def _reduced(op: Op, dims: Iterable[int]) -> Iterator[DimGroup]:
 
 
 def _running(op: Op) -> Iterator[DimGroup]:
-    """Yields the dim along which a reduction runs: what is beside the elements must not add to it."""
+    """Yields the dim along which a reduction runs, filled with its identity."""
     d = int(op.params["axis"])
     fill = RUNNING[op.name](op.inputs[0].dtype)
     if fill is not None:

@@ -2,8 +2,8 @@
 
     step, arguments --flatten_call--> Call --make_jaxpr--> jaxpr --read_jaxpr--> graph --passes--> graph --annotate-->
 
-1. ``arguments``   flattens the arguments; every array gets the path by which globs name it (``leaves``). What is no
-   array in a module of equinox is part of the tree (``static_leaves``); objects of nnx are state (``objects``).
+1. ``arguments``   flattens the arguments; every array gets the path by which globs name it (``leaves``). Other
+   values in a module of equinox are part of the tree (``static_leaves``); objects of nnx are state (``objects``).
 2. ``pure_step``   makes the step a function of flat arrays, which ``jax.make_jaxpr`` runs once on shapes. Changes in
    place become results, or an error (``lost_changes``). Autodiff is over after that: the graph holds forward pass,
    backward pass and optimizer alike. ``device_axes`` makes a step for one device, with collectives over named axes, one

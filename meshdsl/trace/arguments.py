@@ -218,16 +218,14 @@ def static_keys(
 
 def _check_arguments(step: str, found: Sequence[Found]) -> None:
     arrays = [(each.path, each.array) for each in found]
-    check_arrays(f"{step} cannot be traced:", arrays, "what is no array goes through static_argnames")
+    check_arrays(f"{step} cannot be traced:", arrays, "pass values that are not arrays through static_argnames")
 
 
 def _check_static(step: str, found: Mapping[str, Any]) -> None:
     """Raises TraceError for static arguments that are not hashable."""
     rows = [f"{name}: {is_a(x)}, which cannot be hashed" for name, x in found.items() if not is_hashable(x)]
     if rows:
-        remedy = (
-            "arrays are no static arguments; of what is none give a form that can be hashed, such as a tuple for a list"
-        )
+        remedy = "arrays cannot be static; give anything else in a form that can be hashed, such as a tuple for a list"
         raise TraceError(faults(f"{step} cannot be planned for these static arguments:", rows, remedy))
 
 

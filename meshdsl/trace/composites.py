@@ -27,7 +27,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {}
 
 
 def implements(*names: str) -> Callable[[Implementation], Implementation]:
-    """Returns a decorator that registers a function of a primitive's operands and parameters as what it computes."""
+    """Returns a decorator that registers a function of a primitive's operands and parameters as its implementation."""
 
     def register(implementation: Implementation) -> Implementation:
         IMPLEMENTATIONS.update(dict.fromkeys(names, implementation))

@@ -145,7 +145,7 @@ class DeviceMap:
 
     @property
     def blocks(self) -> tuple[Leaf, ...]:
-        """What one device takes."""
+        """The inputs of one device: a block of each."""
         pairs = zip(self.inputs, self.splits, strict=True)
         return tuple(replace(x, shape=block_shape(x.shape, at, self.axes)) for x, at in pairs)
 
@@ -158,7 +158,7 @@ class DeviceMap:
             try:
                 closed, shapes = jax.make_jaxpr(step, axis_env=names, return_shape=True)(*given)
             except Exception as error:
-                error.add_note(self._what_it_sees())
+                error.add_note(self._shapes_on_one_device())
                 raise
             cut_by = [cutting(splits, self.axes) for splits in self.splits]
             program = map_devices(closed, cut_by, self.axes)
@@ -171,7 +171,7 @@ class DeviceMap:
 
         return on_whole_arrays
 
-    def _what_it_sees(self) -> str:
+    def _shapes_on_one_device(self) -> str:
         names = ", ".join(repr(axis.name) for axis in self.axes)
         cuts = [f"{x.path} {x.type}" for x, splits in zip(self.blocks, self.splits, strict=True) if splits]
         return f"one device of {names} has {', '.join(shortened(cuts))} as pinned, and all of the other arguments"
@@ -295,7 +295,7 @@ Across = Callable[[jax.Array], jax.Array]  # from the operands of all devices, i
 
 
 def _unknown_to_vmap(eqn: JaxprEqn, axis: DeviceAxis) -> Across | None:
-    """What an equation does to the operands of all devices, if ``vmap`` has no rule for it; else None."""
+    """Returns a collective as a function of all operands; None for equations that ``vmap`` can batch."""
     params, name, n = eqn.params, eqn.primitive.name, axis.size
     over = params.get("axes", params.get("axis_name"))
     if (over if isinstance(over, tuple) else (over,)) != (axis.name,):
@@ -311,7 +311,7 @@ def _unknown_to_vmap(eqn: JaxprEqn, axis: DeviceAxis) -> Across | None:
 
 
 def _permuted(x: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-    """What each device receives; zeros on those that nobody sends to."""
+    """Returns the block that each device receives: zeros if no other sends to it."""
     n, source = x.shape[0], {to: start for start, to in pairs}
     unused = iter(sorted(set(range(n)) - set(source.values())))
     order = np.array([source[i] if i in source else next(unused) for i in range(n)])

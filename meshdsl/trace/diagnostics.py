@@ -66,11 +66,11 @@ def _asks_for_a_value(error: Exception) -> bool:
 
 
 def _rows(error: Exception, paths: Sequence[str]) -> list[str]:
-    """What needs a value and where, and the arguments that it depends on."""
+    """The line that needs a value, and the arguments that the value depends on."""
     text = str(error)
     numbers = dict.fromkeys(int(number) for number in _ARGUMENT.findall(text))
-    said = f"{raised_at(error)}: {text.partition(chr(10))[0]}"
-    return [said, *([f"it depends on {', '.join(paths[i] for i in numbers)}"] if numbers else [])]
+    cause = f"{raised_at(error)}: {text.partition(chr(10))[0]}"
+    return [cause, *([f"it depends on {', '.join(paths[i] for i in numbers)}"] if numbers else [])]
 
 
 def _called_with(paths: Sequence[str], leaves: Sequence[Any]) -> str:

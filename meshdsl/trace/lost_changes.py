@@ -1,14 +1,14 @@
 """Changes in place that a call cannot give back to its caller, and that would silently be lost.
 
-A step runs on tracers, once. What it writes into objects of nnx among its arguments is written back after every call
-(``objects``). Anything else that it writes into exists only while it is traced:
+A step runs on tracers, once. Values that it writes into objects of nnx among its arguments are written back after every
+call (``objects``). Anything else that it writes into exists only while it is traced:
 
 * an argument that is a dict, a list or another mutable pytree is a copy of the caller's;
 * what the step closes over, ``self`` of a method, and globals are the caller's own, but would hold tracers afterwards.
 
 Writing into an argument may be meant for the step alone, as in ``batch["x"] = batch["x"] / 255``. So there it is an
-error only if the step itself does nothing with the new value, and does not return it either. What a step leaves in its
-surroundings is always an error, and these are restored.
+error only if the step itself does nothing with the new value, and does not return it either. A tracer left in
+the surroundings is always an error, and they are restored.
 """
 
 from collections import deque
@@ -27,8 +27,8 @@ from meshdsl.ir.graph import Source
 from meshdsl.trace.objects import is_object, is_unit
 from meshdsl.trace.source import SourceContext, file_kind
 
-_MOST = 20_000  # containers that are looked at around a step
-_LONG = 1_000  # items of a container, data more likely than state, above which none is looked into
+_CONTAINER_LIMIT = 20_000  # containers around a step that are watched
+_ITEM_LIMIT = 1_000  # a container of more items is data rather than state: its items are not searched for containers
 _LIBRARIES = ("builtins", "numpy", "jax", "jaxlib", "flax", "optax", "haiku", "equinox", "meshdsl")  # of no interest
 _REMEDY = "return what the step changes, or hold it in an nnx.Variable or nnx.Module that is an argument"
 
@@ -144,14 +144,14 @@ class Container(NamedTuple):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a step reaches without its arguments, as it was before the step ran."""
+    """The containers that a step reaches without its arguments, and their contents before the step ran."""
 
     found: tuple[tuple[Container, Mapping[Any, Any]], ...]
 
     @classmethod
     def of(cls, roots: Mapping[str, Any]) -> "Surroundings":
         """Returns the surroundings of functions and objects, each with the name it is called by."""
-        return cls(tuple((each, each.contents()) for each in islice(_containers(roots), _MOST)))
+        return cls(tuple((each, each.contents()) for each in islice(_containers(roots), _CONTAINER_LIMIT)))
 
     def changes(self) -> list[Change]:
         """Returns the places that hold new tracers; what was there before is put back."""
@@ -204,7 +204,7 @@ def _containers(roots: Mapping[str, Any]) -> Iterator[Container]:
         for each in found:
             yield each
             items = each.contents()
-            if len(items) <= _LONG:
+            if len(items) <= _ITEM_LIMIT:
                 pending += [(each.form.format(key), item) for key, item in items.items()]
 
 

@@ -208,7 +208,7 @@ def _flat(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     return zip(state.paths, state.leaves, strict=True)
 
 
-# ---- What a step does to them ----------------------------------------------------------------------------------------
+# ---- Effects of a step -----------------------------------------------------------------------------------------------
 
 Source = int  # of an array after the step: the index of an output, or ``~i`` for input ``i``, which has not changed
 Value = tuple[int, Any, tuple[Source, ...]]  # the number of a holder, -1 for a new one; tree and arrays of its value

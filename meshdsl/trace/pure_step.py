@@ -88,8 +88,8 @@ class PureStep:
 class Maker:
     """A function that makes arguments, as one that returns their arrays.
 
-    What is no array in them, such as the optimizer of an ``nnx.Optimizer``, is that of the first run: others would be
-    equal to no other, and a step would be planned anew for them.
+    Values in them that are not arrays, such as the optimizer of an ``nnx.Optimizer``, are those of the first run: new
+    ones would not be equal to them, and a step would be planned anew.
 
     Args:
       make: takes nothing.

@@ -374,8 +374,8 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 REMATTED = "rematted_computation"  # in the name stack of what ``jax.checkpoint`` computes again
 
 # ---- Shardings -------------------------------------------------------------------------------------------------------
-# What jax's own functions state about shardings is a constraint, as ``md.constrain`` states it. Autodiff states the
-# same of cotangents; these are left free, as those of ``md.constrain`` are.
+# A sharding that one of jax's own functions states is a constraint, as one by ``md.constrain`` is. Autodiff states it
+# for cotangents too; these are left free, as those of ``md.constrain`` are.
 
 
 @reader("sharding_constraint", "reshard", "device_put")

@@ -110,7 +110,7 @@ def _collective(site: CallSite) -> Sequence[Atom]:
     params: dict[str, Any] = {"axes": axes, "moved": axes, "groups": given.get("axis_index_groups")}
     if name in _MORE:
         params |= _MORE[name](given)
-    if name == "ragged_all_to_all":  # what it writes to is as large as its result
+    if name == "ragged_all_to_all":  # the array that is written to, which is as large as the result, comes first
         inputs[:2] = inputs[1::-1]
     if name == "ppermute":
         counted = tuple(name for name in dict(site.place.manual) if name in axes)  # in mesh order, as jax counts
@@ -126,7 +126,7 @@ _TO_ONE = ("psend", "precv")
 
 
 def check_shard_maps(name: str, graph: Graph) -> None:
-    """Raises TraceError for what a body cannot do inside a planned step, with lines and remedies."""
+    """Raises TraceError for operations of a body that cannot run in a planned step, with lines and remedies."""
     found = [(op, why) for _, op in walk(graph) if (why := _refused(op))]
     rows = [f"{op.called} at {op.source}: {why}" for op, why in found]
     if rows:

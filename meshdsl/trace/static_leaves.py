@@ -1,4 +1,4 @@
-"""Static leaves: what a module of equinox holds beside its arrays.
+"""Static leaves: values in a module of equinox that are not arrays.
 
 An ``equinox.Module`` is a pytree that may hold anything: weights, and beside them functions, text, flags, numbers.
 ``equinox.filter_jit`` traces the arrays of a module and takes everything else as it is, and so does a planned step:

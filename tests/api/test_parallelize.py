@@ -148,7 +148,7 @@ def test_keyword_and_static_arguments():
         run(x, [2], shift=np.float32(1))
     assert str(caught.value) == (
         "scaled cannot be planned for these static arguments:\n  power: [2] is a list, which cannot be hashed\n"
-        "arrays are no static arguments; of what is none give a form that can be hashed, such as a tuple for a list"
+        "arrays cannot be static; give anything else in a form that can be hashed, such as a tuple for a list"
     )
 
 

@@ -89,5 +89,5 @@ def test_what_is_no_array():
         "step cannot be traced:\n"
         "  config/act: 'relu' is a str, not an array\n"
         "  config/f: an array of <U1 holds no numbers\n"
-        "what is no array goes through static_argnames"
+        "pass values that are not arrays through static_argnames"
     )

@@ -16,7 +16,7 @@ collective on a value that XLA removes, merges or moves out of a loop would be c
     scale_after_shifts            share_halos       before shifts, which it makes those of one array
     static_windows                static_windows    before shifts, which look at slices and windows without strides
     align_shifts                  align_shifts      before dce: all of these leave slices without uses
-    join_strides                  static_windows    after shifts, which had no use for what it joins
+    join_strides                  static_windows    after shifts, which uses the two halves where it can
     sum_shifts                    sum_shifts        after shifts, which it adds up
     fold_broadcast_slices         canonicalize      after shifts, which cut elements out of broadcasts
     invariant_carries_to_consts   loop_invariants   before dce: consts without uses go, carries would stay alive

@@ -6,8 +6,8 @@
     pad(f(g[1:]), (0, 1))                      pad(f(g), (-1, 1))          its gradient
 
 ``alignment`` decides which dims are put on which grid, and where on it. Here the values are made as long as their
-grids: slices and pads become shifts along the grid, of which each block sends only its ends to its neighbours; what
-stands beside the elements may be anything, so it is masked where elements are combined or put back. Differences,
+grids: slices and pads become shifts along the grid, of which each block sends only its ends to its neighbours; the
+places beside the elements may hold anything, so they are masked where elements are combined or put back. Differences,
 stencils and their gradients are such patterns, and so is every level of ``jax.lax.associative_scan``.
 
 A value is kept in every *form* in which it is used, a form being the set of its dims that are on their grids. An
@@ -355,7 +355,7 @@ def _strided(op: Op) -> set[int]:
 
 
 def _with_strides(x: jax.Array, fill: jax.Array, op: Op, strided: set[int]) -> jax.Array:
-    """What a slice or pad does along its dims with strides."""
+    """Applies a slice or pad along its strided dims."""
     if not strided:
         return x
     if op.name == "pad":

@@ -3,9 +3,9 @@
     u [2048]   u[1:] [2047]   u[:-1] [2047]   their difference [2047]   a pad of it [2048]
 
 A dim of 2047 elements cannot be split where one of 2048 can. But it need not be: its elements can lie on the grid of
-2048 places from an *offset* on, and what stands on the other places does not matter. Values between a slice and what
-puts the dim back, or reduces it, are then as long as the grid, and slices are shifts along it. This module decides
-which dims are put on which grid, and at which offset; ``align_shifts`` rewrites the graph.
+2048 places from an *offset* on, and the contents of the other places do not matter. Values between a slice and the
+operation that restores or reduces the dim are then as long as the grid, and slices are shifts along it. This module
+decides which dims are put on which grid, and at which offset; ``align_shifts`` rewrites the graph.
 
 1. Dims that an operation treats alike have one offset: they are one *class* (``rules.dim_groups``, union-find).
 2. Slices, pads, concatenations and updates shift one class against another. Classes of nearly equal length that are

@@ -139,7 +139,7 @@ class _Known:
     Args:
       makers: by value id, the operation that makes it.
       outside: by id of a body's input that is the same in every iteration, the operand of the loop.
-      values: what constant expressions compute, by value id, as far as anybody asked; None where that is unknown.
+      values: the values of the constant expressions computed so far, by value id; None where unknown.
     """
 
     makers: dict[int, Op] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class _Known:
         return isinstance(fill, Literal) and not fill.value
 
     def _value(self, x: Atom) -> Positions | None:
-        """What the constant expression ``x`` computes; None for other values, and for large ones."""
+        """Returns the value of the constant expression ``x``; None for other values, and for large ones."""
         waiting = [x]
         while waiting:
             at = waiting[-1]
@@ -184,7 +184,7 @@ class _Known:
         return isinstance(x, Literal) or x.id in self.values
 
     def _operands(self, x: Atom) -> Sequence[Atom]:
-        """What the value of ``x`` is computed from, if it can be computed."""
+        """Returns the operands of ``x``; none if it cannot be computed while tracing."""
         if x.id in self.outside:
             return (self.outside[x.id],)
         op = self.makers.get(x.id)

@@ -4,8 +4,8 @@
     flux(p[1:], p[:-1])[1:]                             flux(p[2:], p[1:-1]), each of n elements
 
 A grid of 2048 cells with a ghost cell at each end has 2050, and 2049 faces: none of these can be split where 2048 can.
-Mostly only slices of them are used, each as long as the grid, or a few elements. What they show is computed from slices
-of the operands, down to where these are as long as the grid: the concatenation or pad that added the ghosts then moves
+Mostly only slices of them are used, each as long as the grid, or a few elements. These are computed from slices of the
+operands, down to where these are as long as the grid: the concatenation or pad that added the ghosts then moves
 the grid by a few places. Elementwise operations may run once per slice; in their compiled form, in which slices read
 what they need, that is so anyway.
 """

@@ -1,4 +1,4 @@
-"""Static windows: reads and writes at positions that are known become slices, or say which window they are.
+"""Static windows: reads and writes at known positions become slices, or are recognised as windows.
 
     gather at a constant position                   slice                     the gradient of ``x.at[1:-1].set(y)``
     scatter to every second position                select(i % 2 == 0, pad(y, 1 between), x)
@@ -7,8 +7,8 @@
     pad(x[:1], (0, n - 1))                          select(i == 0, x, 0)      the gradient of ``concatenate``
 
 ``jax.numpy`` writes static slices with strides as lookups with computed indices. Slices that begin inside a first
-stride, and pads likewise, keep all blocks in place; what is left is a shift without a stride. ``written_window`` reads
-the window of an update, whichever of the two operations it is.
+stride, and pads likewise, keep all blocks in place; the rest is a shift without a stride. ``written_window`` finds
+the window of a scatter or a dynamic update.
 """
 
 from collections import ChainMap
@@ -265,7 +265,7 @@ def _constant_inputs(op: Op, constants: Constants) -> dict[int, Array]:
 
 
 def _positions(op: Op) -> bool:
-    """Whether the operation reads or writes at positions that it is given."""
+    """Whether the operation reads or writes at positions given by operands."""
     return op.name in ("gather", "dynamic_slice", *COMBINE)
 
 
@@ -457,11 +457,11 @@ _FORMS: dict[str, Callable[[Op, Constants], Form | None]] = {
     **dict.fromkeys(SCATTERS, _scattered),
 }
 
-# ---- Strides that were taken apart in vain ---------------------------------------------------------------------------
+# ---- Slices and pads that no pass used apart -------------------------------------------------------------------------
 
 
 def join_strides(graph: Graph) -> Graph:
-    """Returns the graph with slices and pads in two steps, of which nothing has used the first, as one."""
+    """Returns the graph with slices of slices, and pads of pads, as one each where nothing else reads the first."""
     makers, readers = producers(graph), consumers(graph)
     ops: list[Op] = []
     for op in graph.ops:

@@ -3,7 +3,7 @@
     pad(a, (1, -1)) + pad(b, (2, -2)) + pad(c, (3, -3))
     pad(a + pad(b + pad(c, (1, -1)), (1, -1)), (1, -1))
 
-The gradient of a stencil adds to every row what the rows around it owe to it, shifted from each of them. Shifted one by
+The gradient of a stencil adds to every row the contributions of the rows around it, each shifted to it. Shifted one by
 one, the three arrays above send six rows of each block, added up on the way they send three (Horner's scheme in the
 shift). This is the transpose of ``share_halos``, which lets several shifts of one array fetch the widest halo once.
 """
