@@ -6,7 +6,7 @@ from ``constrain`` operations inside the step. The planner treats them as constr
     read         globs -> a layout per input and output; results that alias an input take its layout   ``make_pins``
     axis_rules   layout rules -> layouts, by the kind of an array: parameter, optimizer state, activation
     constraints  what jax's own functions state inside the step, fitted to the mesh                 ``fit_constraints``
-    manual       the mesh of the user's shard_maps, compared with the plan's
+    shard_maps   the mesh of the user's shard_maps, compared with the plan's
     conflicts    faults of a pin of one array; minimal sets of pins that contradict each other
 
 ``UserPins`` is the value that the stages pass on: every rewrite of a program resolves it for the new program.

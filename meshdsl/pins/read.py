@@ -37,7 +37,7 @@ from meshdsl.pins.conflicts import (
     uneven_axes,
     without_uneven,
 )
-from meshdsl.pins.manual import check_shard_maps
+from meshdsl.pins.shard_maps import check_shard_map_meshes
 from meshdsl.rules.registry import carries
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.lazy import memoize_by_object
@@ -102,7 +102,7 @@ def make_pins(
     Raises:
       PinError: lists all faults at once.
     """
-    check_shard_maps(program, mesh)
+    check_shard_map_meshes(program, mesh)
     given, wanted, rows = _sides(program, mesh, layouts or {}, outputs or {}, rules or Rules(), loose)
     for op in ops_named(program.graph, "constrain"):
         rows += _constrain_faults(op, mesh)

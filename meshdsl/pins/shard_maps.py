@@ -13,7 +13,7 @@ from meshdsl.ir.manual import BOUNDARY
 from meshdsl.layouts.mesh import Mesh
 
 
-def check_shard_maps(program: TracedProgram, mesh: Mesh) -> None:
+def check_shard_map_meshes(program: TracedProgram, mesh: Mesh) -> None:
     """Raises PinError if shard_maps of the program divide over axes that the mesh lacks or has otherwise."""
     found = (
         f"shard_map at {op.source}: {why}" for op in ops_named(program.graph, *BOUNDARY) for why in _faults(op, mesh)
