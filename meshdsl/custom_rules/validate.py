@@ -6,7 +6,7 @@ PyTorch DTensor's ``strategy_validation``). The function runs as it is, so it ha
 that fails is wrong; a row that passes is right for these operands.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -18,8 +18,8 @@ import numpy as np
 from meshdsl.custom_rules import simulate as simulated
 from meshdsl.custom_rules.primitive import RuledCall
 from meshdsl.errors import RuleError, faults
-from meshdsl.ir.graph import Graph, Literal, Op, TracedProgram, walk
-from meshdsl.ir.rewrite import in_bodies, with_ops
+from meshdsl.ir.graph import Literal, Op, TracedProgram, walk
+from meshdsl.ir.rewrite import with_each_op
 from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.rules.registry import carries
@@ -113,20 +113,15 @@ def check_rules(program: TracedProgram) -> TracedProgram:
     notes = [note for i, op in ruled.items() if (note := outcomes[i].note(op.params["ruled"].name))]
     if not notes:
         return program
-    graph = _without_false_rows(program.graph, outcomes)
-    return replace(program, graph=graph, notes=[*program.notes, *dict.fromkeys(notes)])
 
-
-def _without_false_rows(graph: Graph, outcomes: Mapping[int, CheckOutcome]) -> Graph:
-    """Return the graph with the rows removed that do not hold; ``outcomes`` are given by operation."""
-
-    def rewrite(op: Op) -> Op:
+    def without_false_rows(op: Op) -> Op:
         if op.id not in outcomes:
-            return in_bodies(lambda body: _without_false_rows(body, outcomes), op)
+            return op
         false = frozenset((row.inputs, row.outputs) for row, _ in outcomes[op.id].false)
         return replace(op, params={**op.params, "ruled": replace(op.params["ruled"], false=false)})
 
-    return with_ops(graph, map(rewrite, graph.ops))
+    graph = with_each_op(program.graph, without_false_rows)
+    return replace(program, graph=graph, notes=[*program.notes, *dict.fromkeys(notes)])
 
 
 _OUTCOMES: dict[Any, CheckOutcome] = {}  # by rule and types of operands and results, for this process

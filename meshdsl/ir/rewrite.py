@@ -52,6 +52,26 @@ def in_bodies(rewrite: Callable[[Graph], Graph], op: Op) -> Op:
     return replace(op, bodies=tuple(map(rewrite, op.bodies))) if op.bodies else op
 
 
+def with_each_op(graph: Graph, rewrite: Callable[[Op], Op]) -> Graph:
+    """Returns the graph with every operation rewritten, in bodies too: the same graph if each is what it was.
+
+    Args:
+      rewrite: takes an operation whose bodies are rewritten already.
+    """
+
+    def inside(op: Op) -> Op:
+        bodies = [with_each_op(body, rewrite) for body in op.bodies]
+        return rewrite(op if _are_same(bodies, op.bodies) else replace(op, bodies=tuple(bodies)))
+
+    ops = list(map(inside, graph.ops))
+    return graph if _are_same(ops, graph.ops) else with_ops(graph, ops)
+
+
+def _are_same(items: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two sequences of one length hold the same objects."""
+    return all(x is y for x, y in zip(items, others, strict=True))
+
+
 def with_ops(graph: Graph, ops: Iterable[Op]) -> Graph:
     """Returns the graph with other operations."""
     return replace(graph, ops=tuple(ops))

@@ -27,11 +27,11 @@ from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.index import GraphIndex, graph_index, ops_named
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding.resized_dims import padding_groups, with_merged
-from meshdsl.pins.conflicts import LONG
+from meshdsl.pins.conflicts import LONG, uneven_dims
 from meshdsl.rules.dim_groups import LOOKUPS, POOLINGS, REDUCTIONS, DimAt, DimGroup
 
 WORTH_PADDING = frozenset(("dot_general", "conv_general_dilated", *LOOKUPS))
-ALSO_WORTH = REDUCTIONS | POOLINGS  # a length that nothing heavier has
+WORTH_IF_ALONE = REDUCTIONS | POOLINGS  # for a length that nothing heavier has
 PADDED, PLAIN = 0, 1  # nodes: source and sink
 _CAPACITY_LIMIT = 1 << 29  # of an edge: the solver has 32-bit integers
 _ValueDim = tuple[int, int]  # a value id and its dim
@@ -71,8 +71,8 @@ class _CutNetwork:
     def __init__(self, graph: Graph, sizes: Mapping[int, int], reductions: bool) -> None:
         self.sizes = with_merged(graph, sizes)
         self.groups: dict[int, tuple[Op, DimGroup]] = {}
-        self.worth: dict[int, list[int]] = {}  # by length, nodes that gain from padding
-        self.also_worth: dict[int, list[int]] = {}
+        self.heavy: dict[int, list[int]] = {}  # by length, nodes that gain from padding
+        self.light: dict[int, list[int]] = {}  # those that gain only if their length has no heavy ones
         self.producer: dict[_ValueDim, int] = {}
         self.consumers: dict[_ValueDim, set[int]] = {}
         self.bytes: dict[int, int] = {}
@@ -80,9 +80,9 @@ class _CutNetwork:
         self._has_candidate_dim = cache(lambda shape: any(n in self.sizes for n in shape))
         self._relevant = self._relevant_ops(graph_index(graph))
         self._add_graph(graph, {})
-        worth = {n: nodes for n, nodes in self.worth.items() if n in sizes}
-        light = {n: nodes for n, nodes in self.also_worth.items() if reductions and n in sizes and n not in worth}
-        self.required = [node for nodes in (*worth.values(), *light.values()) for node in nodes]
+        heavy = {n: nodes for n, nodes in self.heavy.items() if n in sizes}
+        light = {n: nodes for n, nodes in self.light.items() if reductions and n in sizes and n not in heavy}
+        self.required = [node for nodes in (*heavy.values(), *light.values()) for node in nodes]
         self.preferred = [node for node, (_, group) in self.groups.items() if group.size in light]
 
     def _relevant_ops(self, index: GraphIndex) -> set[int]:
@@ -106,9 +106,9 @@ class _CutNetwork:
             node = self._new_node()
             self.groups[node] = op, group
             if _is_worth_padding(op, group):
-                self.worth.setdefault(group.size, []).append(node)
-            elif op.name in ALSO_WORTH:
-                self.also_worth.setdefault(group.size, []).append(node)
+                self.heavy.setdefault(group.size, []).append(node)
+            elif op.name in WORTH_IF_ALONE:
+                self.light.setdefault(group.size, []).append(node)
             nodes.update(dict.fromkeys(group.ports, node))
             for which, port in group.inside:
                 inside[which][port] = node
@@ -201,8 +201,8 @@ def constrained_sizes(graph: Graph, mesh: Mesh) -> dict[int, int]:
     """Returns the lengths that constraints split although they do not divide, padded so that they do."""
     blocks: dict[int, int] = {}
     for op in ops_named(graph, "constrain"):
-        for d, n in enumerate(op.outputs[0].shape):
-            count = prod(mesh.axis(axis) for axis in op.params["layout"].splitting(d) if axis in mesh.names)
-            if n % count:
-                blocks[n] = lcm(count, blocks.get(n, 1), _blocks(n, mesh))
+        shape = op.outputs[0].shape
+        for d, _, count in uneven_dims(shape, op.params["layout"], mesh):
+            n = shape[d]
+            blocks[n] = lcm(count, blocks.get(n, 1), _blocks(n, mesh))
     return {n: ceil(n / k) * k for n, k in blocks.items()}

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshdsl.errors import shortened
-from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
-from meshdsl.ir.index import ops_named
-from meshdsl.ir.rewrite import copied, fresh_ids, in_bodies, new_value, renumber, returning, substitute, with_ops
+from meshdsl.ir.graph import Atom, Op, TracedProgram, Value
+from meshdsl.ir.rewrite import copied, fresh_ids, new_value, renumber, returning, substitute, with_each_op, with_ops
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding.rewrite import pad_program
@@ -91,21 +90,14 @@ def padded_variant(program: TracedProgram, sizes: Mapping[int, int], mesh: Mesh,
 
 def loosened(program: TracedProgram, mesh: Mesh) -> TracedProgram:
     """Returns the program without the parts of its constraints that do not divide."""
-    uneven = any(_freed(op, mesh) != op.params["layout"] for op in ops_named(program.graph, "constrain"))
-    return replace(program, graph=_loosened(program.graph, mesh)) if uneven else program
+    graph = with_each_op(program.graph, lambda op: _loosened(op, mesh) if op.name == "constrain" else op)
+    return program if graph is program.graph else replace(program, graph=graph)
 
 
-def _freed(op: Op, mesh: Mesh) -> Layout:
-    """Returns the layout of a constraint; axes are free over which it does not divide."""
+def _loosened(op: Op, mesh: Mesh) -> Op:
+    """Returns the constraint with those axes free over which it does not divide."""
     stated = op.params["layout"]
     kept = divisible(op.outputs[0].shape, Layout(**{a: p for a, p in stated.placements if a in mesh.names}), mesh)
     lost = {axis for axis, p in kept.placements if p != stated.on(axis)}
-    return Layout(**{axis: p for axis, p in stated.placements if axis not in lost})
-
-
-def _loosened(graph: Graph, mesh: Mesh) -> Graph:
-    def rewritten(op: Op) -> Op:
-        op = in_bodies(lambda body: _loosened(body, mesh), op)
-        return replace(op, params={**op.params, "layout": _freed(op, mesh)}) if op.name == "constrain" else op
-
-    return with_ops(graph, map(rewritten, graph.ops))
+    freed = Layout(**{axis: p for axis, p in stated.placements if axis not in lost})
+    return replace(op, params={**op.params, "layout": freed}) if lost else op

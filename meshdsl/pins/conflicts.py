@@ -96,15 +96,21 @@ def leaf_faults(
     """
     pin = pin.numbered(leaf.dims)
     rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(leaf, axis, p)]
-    for dim, size in enumerate(leaf.shape if pin.placements and not loose else ()):
-        axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]
-        blocks = prod(mesh.axis(axis) for axis in axes)
-        if size % blocks and not (dim == 0 and set(axes) <= set(uneven)):
-            named = leaf.dims[dim] if leaf.dims else dim
-            over = _sized(axes, mesh)
-            rows.append(f"dim {named} of size {size} {UNEVEN} {over}; {_near(size, blocks)}")
+    for dim, axes, blocks in () if loose else uneven_dims(leaf.shape, pin, mesh):
+        if not (dim == 0 and set(axes) <= set(uneven)):
+            named, size = leaf.dims[dim] if leaf.dims else dim, leaf.shape[dim]
+            rows.append(f"dim {named} of size {size} {UNEVEN} {sized(axes, mesh)}; {_near(size, blocks)}")
     what = f"{name} {leaf.type}".lstrip() if rows else ""
     return [f"{what}: {row}" for row in rows]
+
+
+def uneven_dims(shape: Sequence[int], pin: Layout, mesh: Mesh) -> Iterator[tuple[int, list[str], int]]:
+    """Yields the dims that do not divide over the axes that split them, with these axes and their number of blocks."""
+    for dim, size in enumerate(shape if pin.placements else ()):
+        axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]
+        blocks = prod(map(mesh.axis, axes))
+        if size % blocks:
+            yield dim, axes, blocks
 
 
 def uneven_axes(leaf: Leaf, mesh: Mesh, pipeline: Pipelined | None) -> Collection[str]:
@@ -152,7 +158,7 @@ def _near(size: int, blocks: int) -> str:
     return "nearest sizes that work: " + ", ".join(str(n) for n in (below, below + blocks) if n) + free
 
 
-def _sized(axes: Sequence[str], mesh: Mesh) -> str:
+def sized(axes: Sequence[str], mesh: Mesh) -> str:
     """Returns the axes with their sizes, and the product if there are several."""
     each = " ".join(f"{axis}={mesh.axis(axis)}" for axis in axes)
     return f"{each} ({prod(map(mesh.axis, axes))} blocks)" if len(axes) > 1 else each

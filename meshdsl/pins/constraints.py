@@ -8,36 +8,27 @@ which ``make_pins`` reports.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 
-from meshdsl.ir.graph import Graph, Op, TracedProgram
-from meshdsl.ir.rewrite import with_ops
+from meshdsl.ir.graph import Op, TracedProgram
+from meshdsl.ir.rewrite import with_each_op
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B
-from meshdsl.pins.conflicts import LONG
+from meshdsl.pins.conflicts import LONG, UNEVEN, sized, uneven_dims
 
 
 def fit_constraints(program: TracedProgram, mesh: Mesh) -> TracedProgram:
     """Returns the program with every constraint of jax on axes of the mesh; ``md.constrain`` is meant as it is."""
     notes: list[str] = []
-    graph = _fitted(program.graph, mesh, notes)
+    graph = with_each_op(program.graph, lambda op: _fitted(op, mesh, notes))
     if graph is program.graph:
         return program
     said = list(dict.fromkeys(notes))
     return replace(program, graph=graph, notes=[*program.notes, *said], warnings=[*program.warnings, *said])
 
 
-def _fitted(graph: Graph, mesh: Mesh, notes: list[str]) -> Graph:
-    ops = [_fitted_op(op, mesh, notes) for op in graph.ops]
-    return graph if all(x is y for x, y in zip(ops, graph.ops, strict=True)) else with_ops(graph, ops)
-
-
-def _fitted_op(op: Op, mesh: Mesh, notes: list[str]) -> Op:
-    if op.bodies:
-        bodies = [_fitted(body, mesh, notes) for body in op.bodies]
-        same = all(x is y for x, y in zip(bodies, op.bodies, strict=True))
-        return op if same else replace(op, bodies=tuple(bodies))
+def _fitted(op: Op, mesh: Mesh, notes: list[str]) -> Op:
+    """Returns the operation with the axes of a constraint of jax that it keeps; ``notes`` name those left free."""
     if op.name != "constrain" or "by" not in op.params:
         return op
     layout: Layout = op.params["layout"]
@@ -49,11 +40,9 @@ def _fitted_op(op: Op, mesh: Mesh, notes: list[str]) -> Op:
 
 def _uneven(op: Op, layout: Layout, mesh: Mesh, notes: list[str]) -> Iterator[str]:
     """Yields the axes of dims that do not divide, and are too short to be padded."""
-    for dim, n in enumerate(op.outputs[0].shape):
-        axes = [axis for axis in layout.splitting(dim) if axis in mesh.names]
-        blocks = prod(map(mesh.axis, axes))
-        if n % blocks and n < LONG * blocks:
-            over = ", ".join(f"{axis}={mesh.axis(axis)}" for axis in axes)
-            what = f"{op.called} at {op.source}: dim {dim} of size {n}"
-            notes.append(f"{what} does not divide over {over}, and is left free")
+    shape = op.outputs[0].shape
+    for dim, axes, blocks in uneven_dims(shape, layout, mesh):
+        if shape[dim] < LONG * blocks:
+            what = f"{op.called} at {op.source}: dim {dim} of size {shape[dim]}"
+            notes.append(f"{what} {UNEVEN} {sized(axes, mesh)}, and is left free")
             yield from axes
