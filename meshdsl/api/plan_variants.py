@@ -117,11 +117,8 @@ def plan_best_variant(
     untried = [n for n in optional if large and not any(n % k for k in mesh.sizes)]
 
     best = attempt(required)
-    notes = [
-        *_unused_lengths(program, mesh, {**candidates, **required}, large),
-        *(_required_note(best, n) for n in required),
-    ]
-    notes += [_untried_note(program, n) for n in untried]
+    unused = list(_unused_lengths(program, mesh, {**candidates, **required}, large))
+    notes = [*unused, *(_required_note(best, n) for n in required), *(_untried_note(program, n) for n in untried)]
     for n in optional:
         if n not in untried and not clock.expired():
             trial = attempt({**best.sizes, n: candidates[n]})
@@ -130,10 +127,9 @@ def plan_best_variant(
 
     rejected = [n for n in optional if n not in best.sizes and n not in untried]
     if len(rejected) > 1 or (rejected and len(best.sizes) > len(required)):  # lengths of one region pay together
-        trial = attempt(candidates) if not large and not clock.expired() else best
+        trial = attempt({**candidates, **required}) if not large and not clock.expired() else best
         if trial.seconds < best.seconds:
-            notes = [*_unused_lengths(program, mesh, {**candidates, **required}, large)]
-            notes += [_required_note(trial, n) for n in required]
+            notes = [*unused, *(_required_note(trial, n) for n in required)]
             notes += [_trial_note(best, trial, n) for n in optional]
             best = trial
 

@@ -267,3 +267,18 @@ def test_microbatches_are_replicated():
     plan = sharded.plan(*arguments())
     assert any("data=B at the boundary (uneven='replicate')" in note for note in plan.notes)
     sharded.check(*arguments())
+
+
+def test_short_rows_are_padded_in_every_variant():
+    """30 rows are too short to be padded unasked; padding both widths without them would be faster."""
+
+    def step(params, batch):
+        return jnp.sum(jnp.tanh(jnp.tanh(batch["x"] @ params["up"]) @ params["down"]))
+
+    def shape(*dims):
+        return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+    params, batch = {"up": shape(4001, 4003), "down": shape(4003, 4001)}, {"x": shape(ROWS, 4001)}
+    plan = md.parallelize(step, "data=8", BATCH, uneven="pad").plan(params, batch)
+    assert dict(plan.padded)[ROWS] == 32
+    assert any("(30) is padded to 32 inside the step, as a constraint splits it" in note for note in plan.notes)
