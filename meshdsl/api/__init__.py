@@ -10,7 +10,8 @@ A step on its way down, file by file; each stage returns a value that can be pri
                                    trace.trace_call              -> ir.TracedProgram
         .checked                 pins.fit_constraints            -> the same on this mesh
                                  custom_rules.check_rules        -> the same; executes the user's functions with rules
-        .program                 pipelining.to_microbatches      -> the same in microbatches or stages of a pipeline
+        .microbatched            pipelining.to_microbatches      -> the same in microbatches or stages of a pipeline
+        .program                 uneven_pins.UnevenPins          -> the same, uneven pins as constraints if padded
         .pins                    pins.UserPins.resolve           -> ir.Pins, for this program and for every variant
         .planned                 plan_variants.plan_best_variant -> PlannedProgram
                                    padding.pad_program           -> one variant of the program

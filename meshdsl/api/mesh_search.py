@@ -198,11 +198,11 @@ class ConfigurationSearch:
         )
 
     def _traced_for(self, config: Configuration) -> tuple[CallStages, TracedProgram]:
-        """Return the stages of a configuration, and the program that is planned."""
+        """Return the stages of a configuration, and its program before uneven pins are constraints."""
         sharded = self._sharded(config)
         if self.on_devices:
             own: CallStages = sharded.stages(*self.program.args)
-            return own, own.program
+            return own, own.microbatched
         stages = CallStages(self.program.step, sharded.options, self.traced)
         return stages, fit_constraints(self._program(stages, config), sharded.options.mesh)
 

@@ -1,11 +1,12 @@
 """One kind of call of a step on its way to an executable, stage by stage.
 
-    traced     the graph of the whole batch; independent of mesh and pins      meshdsl.trace
-    checked    the same on this mesh, without rows of rules that do not hold   meshdsl.pins, meshdsl.custom_rules
-    program    the same in microbatches, or as a pipeline                      meshdsl.pipelining
-    pins       what the user fixed, resolved for the program and checked       meshdsl.pins
-    planned    the best variant of the program with its plan                   meshdsl.api.plan_variants
-    executable the program under its plan on devices, compiled on first use    meshdsl.api.executable
+    traced       the graph of the whole batch; independent of mesh and pins      meshdsl.trace
+    checked      the same on this mesh, without rows of rules that do not hold   meshdsl.pins, meshdsl.custom_rules
+    microbatched the same in microbatches, or as a pipeline                      meshdsl.pipelining
+    program      the same with uneven pins as constraints, if they are padded    meshdsl.padding
+    pins         what the user fixed, resolved for the program and checked       meshdsl.pins
+    planned      the best variant of the program with its plan                   meshdsl.api.plan_variants
+    executable   the program under its plan on devices, compiled on first use    meshdsl.api.executable
 
 Each stage is computed on first use from the ones above, and its result is kept: ``print(sharded.stages(*args).traced)``
 shows the graph. Two calls are of one kind if trees, shapes, dtypes, static arguments and jax's settings are equal
@@ -120,19 +121,22 @@ class CallStages:
         return replace(program, notes=[*program.notes, *unused], warnings=[*program.warnings, *unused])
 
     @stage
-    def program(self) -> TracedProgram:
-        """The program that is planned: in microbatches or as a pipeline, and uneven pins as constraints, if asked."""
+    def microbatched(self) -> TracedProgram:
+        """The checked program in microbatches or as a pipeline, if asked."""
         o = self.options
-        program = to_microbatches(self.checked, o.pipeline, o.mesh, self.user_pins) if o.pipeline else self.checked
-        return self.with_uneven_pins(program)
+        return to_microbatches(self.checked, o.pipeline, o.mesh, self.user_pins) if o.pipeline else self.checked
+
+    @stage
+    def program(self) -> TracedProgram:
+        """The program that is planned: its uneven pins are noted, and are constraints if they are to be padded."""
+        return self.with_uneven_pins(self.microbatched)
 
     def with_uneven_pins(self, program: TracedProgram) -> TracedProgram:
         """Return a program of this call with notes on its uneven pins, and constraints if they are to be padded."""
         if not self.uneven:
             return program
-        padded = self.options.uneven == "pad" and not self.options.pipeline
         notes = [*program.notes, *self.uneven_notes]
-        return replace(self.uneven.constrained(program) if padded else program, notes=notes)
+        return replace(self.uneven.constrained(program) if self._pads_uneven else program, notes=notes)
 
     @cached_property
     def uneven(self) -> UnevenPins:
@@ -143,8 +147,12 @@ class CallStages:
     @cached_property
     def uneven_notes(self) -> list[str]:
         """What becomes of these pins, in sentences."""
-        o = self.options
-        return self.uneven.notes(self.checked, o.mesh, padded=o.uneven == "pad" and not o.pipeline)
+        return self.uneven.notes(self.checked, self.options.mesh, self._pads_uneven)
+
+    @property
+    def _pads_uneven(self) -> bool:
+        """Whether uneven pins are constraints inside the step; in microbatches these would not split whole rows."""
+        return self.options.uneven == "pad" and not self.options.pipeline
 
     @stage
     def pins(self) -> Pins:

@@ -54,6 +54,22 @@ def test_a_step_for_one_device_is_traced_for_every_mesh():
         assert each.plan.bytes == parallelize_program(program, md.Mesh.parse(each.mesh)).plan(*SHAPES).bytes
 
 
+@pytest.mark.parametrize("uneven", ["pad", "replicate"])
+def test_a_step_for_one_device_with_an_uneven_rule(uneven):
+    def local(w, x):
+        grad = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w.array)
+        return md.named(w.array - jax.lax.pmean(grad, "batch"), "embed hidden")
+
+    w = md.named(jax.ShapeDtypeStruct((8, 30), jnp.float32), "embed hidden")
+    options = {"rules": "hidden:model", "axis_names": {"batch": "data"}, "uneven": uneven}
+    program = md.Program(local, (w, jax.ShapeDtypeStruct((16, 8), jnp.float32)), layouts={"x": "data=S(0)"}, **options)
+    found = md.search(program, devices=4, axes=("data", "model"))
+    assert all(each.plan or each.pruned for each in found.candidates)
+    (plan,) = (each.plan for each in found.candidates if each.mesh == "data=1,model=4")
+    assert plan.padded == (((30, 32),) if uneven == "pad" else ())
+    assert sum("model=S(1) does not divide" in note for note in plan.notes) == 1
+
+
 def stack(**changed):
     params, batch = arguments(batch=32)
     batch.pop("mask")
