@@ -185,13 +185,12 @@ def without_types(x: Any) -> Any:
 
 def _ambient_mesh(devices: jax.sharding.Mesh) -> jax.sharding.Mesh:
     """Return the ambient mesh; in a trace only its axes are known, and ``devices`` are taken if these are the same."""
-    try:
-        return jax.sharding.get_mesh()
-    except ValueError:
-        mesh = jax.sharding.get_abstract_mesh()
-        if (mesh.axis_names, mesh.axis_sizes) != (devices.axis_names, devices.axis_sizes):
-            return devices
-        return jax.sharding.Mesh(devices.devices, devices.axis_names, axis_types=mesh.axis_types)
+    mesh = _mesh_if_any()
+    if not isinstance(mesh, AbstractMesh):
+        return mesh or devices
+    if (mesh.axis_names, mesh.axis_sizes) != (devices.axis_names, devices.axis_sizes):
+        return devices
+    return jax.sharding.Mesh(devices.devices, devices.axis_names, axis_types=mesh.axis_types)
 
 
 def _is_explicit_form(mesh: Any, devices: jax.sharding.Mesh) -> bool:

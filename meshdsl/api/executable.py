@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from meshdsl.api.ambient import CALL_TESTS, JaxSettings, explicit_mesh, without_types
 from meshdsl.errors import TraceError, shortened
-from meshdsl.ir.graph import TracedProgram
+from meshdsl.ir.graph import TracedProgram, element_bits
 from meshdsl.lowering.program import sharded_function
 from meshdsl.lowering.shardings import input_layouts, output_layouts, place, shardings
 from meshdsl.lowering.verify import ExpectedCommunication
@@ -126,7 +126,7 @@ class Executable:
     @cached_property
     def _has_subbyte_dtype(self) -> bool:
         """Whether elements are smaller than a byte: ahead of time, jax mistakes the layout of placed arrays."""
-        return any(_is_subbyte(value.dtype) for value in self.program.inputs)
+        return any(element_bits(leaf.dtype) < 8 for leaf in self.program.inputs)
 
     def finish(self, outputs: Sequence[Any], inputs: Sequence[Any], objects: Objects) -> Any:
         """Return the step's result from its outputs; the caller's objects get their new state.
@@ -226,12 +226,6 @@ def _any_setting(settings: Iterable[str]) -> bool:
 
 def _holds(test: Callable[[jax.Array], jax.Array], x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact) and bool(test(x).any())
-
-
-def _is_subbyte(dtype: Any) -> bool:
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jnp.iinfo(dtype).bits < 8  # type: ignore[no-untyped-call, no-any-return]
-    return bool(jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8)
 
 
 def guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:

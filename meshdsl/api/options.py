@@ -180,7 +180,7 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         overlap=_parse_overlap(given["overlap"], plan, rows),
         time_limit=_parse_time_limit(given["time_limit"], rows),
         axis_names=_parse_axis_names(given["axis_names"], mesh, rows),
-        constraints=_parse_constraints(given["constraints"], rows),
+        constraints=parse_constraints(given["constraints"], rows),
         mapped=given["mapped"],
         uneven=parse_uneven(given["uneven"], rows),
     )
@@ -320,7 +320,8 @@ def _parse_axis_names(given: object, mesh: Mesh, rows: list[str]) -> dict[str, t
     return found
 
 
-def _parse_constraints(given: object, rows: list[str]) -> str:
+def parse_constraints(given: object, rows: list[str]) -> str:
+    """Return what becomes of shardings that jax's functions state; append a fault if it is none of ``CONSTRAINTS``."""
     if not isinstance(given, str) or given not in CONSTRAINTS:
         near = nearest(given, CONSTRAINTS) if isinstance(given, str) else ""
         rows.append(f"constraints: {is_a(given)}, neither 'keep' nor 'ignore'{near}")

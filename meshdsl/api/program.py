@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.api.options import CONSTRAINTS, parse_uneven
+from meshdsl.api.options import parse_constraints, parse_uneven
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, faults, is_a
 from meshdsl.ir.graph import TracedProgram
@@ -93,8 +93,7 @@ class Program:
             rows.append(f"overlap: {is_a(self.overlap)}, neither True nor False")
         if self.axis_names is not None and not isinstance(self.axis_names, Mapping):
             rows.append(f"axis_names: {is_a(self.axis_names)}, not a dict of mesh axes by axis names")
-        if self.constraints not in CONSTRAINTS:
-            rows.append(f"constraints: {is_a(self.constraints)}, neither 'keep' nor 'ignore'")
+        parse_constraints(self.constraints, rows)
         parse_uneven(self.uneven, rows)
         if rows:
             raise ArgumentError(faults("invalid arguments of Program:", rows))

@@ -17,7 +17,7 @@ from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import B, Placement, Split
+from meshdsl.layouts.placement import B, Split
 from meshdsl.planner.costs.op_cost import materialized_ids, unsharded_seconds, work_of
 
 # ---- Shares ----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class _Reach:
 
     def is_placed(self, layout: Layout | None) -> bool:
         """Whether a layout is split or partial on an axis of several devices."""
-        return layout is not None and any(_divides(layout.on(axis)) for axis, _ in self.wide)
+        return layout is not None and any(layout.on(axis) is not B for axis, _ in self.wide)
 
     def values(self, graph: Graph, inputs: Iterable[int]) -> set[int]:
         """Returns the ids of the values that are divided or computed from such, given those of the graph's inputs."""
@@ -92,7 +92,7 @@ class _Reach:
         if any(axis in op.manual for axis, _ in self.wide):
             return True
         return any(self.is_placed(uses.get((op.id, i))) for i in range(len(op.inputs))) or (
-            rows is not None and any(_divides(at) for _, i in self.wide for at in (*rows[i].inputs, *rows[i].outputs))
+            rows is not None and any(at is not B for _, i in self.wide for at in (*rows[i].inputs, *rows[i].outputs))
         )
 
     def _results(self, op: Op, reached: set[int]) -> set[int]:
@@ -115,7 +115,3 @@ class _Reach:
             op.inputs[port.operand].id in reached or self.is_placed(self.solution.uses.get((op.id, port.operand)))
         )
         return enters or any(op.bodies[b].returned[j].id in inside[b] for b, j in port.outputs)
-
-
-def _divides(at: Placement) -> bool:
-    return at is not B

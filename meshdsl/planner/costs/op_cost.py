@@ -291,9 +291,7 @@ class SignatureTable:
         return tuple((p, found) for p, found in enumerate(self.reductions) if found)
 
 
-def make_table(
-    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], float], ...], work: OpWork, mesh: Mesh
-) -> SignatureTable:
+def make_table(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> SignatureTable:
     """Returns the table of a node with these rows, tensors (shape and itemsize per port) and work."""
     placements = [row.outputs for row in rows]
     codes = tuple(placement_codes([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
@@ -315,9 +313,7 @@ def make_table(
     return SignatureTable(seconds, codes, kinds, first_state(np.isfinite(seconds)))
 
 
-def work_seconds(
-    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], float], ...], work: OpWork, mesh: Mesh
-) -> Costs:
+def work_seconds(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Costs:
     """Returns the seconds of the work in every joint state, without exchanges."""
     topology = mesh.topology
     parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])

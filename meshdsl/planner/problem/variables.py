@@ -22,7 +22,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
-from meshdsl.planner.costs.op_cost import OpWork, materialized, operands_and_results, work_of
+from meshdsl.planner.costs.op_cost import OpWork, Shapes, materialized, operands_and_results, work_of
 from meshdsl.rules import rows_if_pinned_partial, rows_of
 from meshdsl.rules.shard_map import manual_axes, manual_row
 from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, is_hashable, object_id, row_ids, unique_sorted
@@ -31,7 +31,6 @@ from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, is_hasha
 
 
 Rows = tuple[Signature, ...]
-Shapes = tuple[tuple[tuple[int, ...], float], ...]  # shape and itemsize per port
 NO_WORK, FREE = OpWork(0.0, (), 4), Layout()
 
 
