@@ -114,7 +114,7 @@ class JaxSettings:
 
     @contextmanager
     def lowering(self) -> Iterator[None]:
-        """The same for programs that meshdsl writes: no mesh, and no rules of promotion."""
+        """Run a block that traces programs of meshdsl's own: as ``applied``, without a mesh and rules of promotion."""
         with self.applied(), _within(None), _entered(LENIENT):
             yield
 

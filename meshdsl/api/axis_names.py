@@ -162,7 +162,7 @@ def map_of(names: AxisNames, options: Options, call: Call, notes: list[str]) -> 
 def _joint(
     result: Leaf, source: int | None, varying: Sequence[DeviceAxis], devices: DeviceMap, options: Options
 ) -> Splits | None:
-    """The dims along which pins, or the argument that it replaces, say that the blocks of a result are joined."""
+    """Returns where pins, or else the argument that it replaces, say that a result is joined; None if neither does."""
     wanted = {a for axis in varying for a in axis.mesh_axes}
     stated = _split(merge(_stated(options.outputs, result)))
     before = {} if source is None else dict(devices.splits[source])
@@ -177,13 +177,13 @@ def _differs(result: Leaf, source: int, varying: Sequence[DeviceAxis], devices: 
 
 
 def _cuts(split: Mapping[str, int], axes: Sequence[DeviceAxis]) -> Splits:
-    """The splits that cut an argument: those over all mesh axes of a name."""
+    """Returns the splits that cut an argument: those over all mesh axes of a name."""
     named = {a for axis in cutting(tuple(split.items()), axes) for a in axis.mesh_axes}
     return tuple((axis, dim) for axis, dim in split.items() if axis in named)
 
 
 def _split(pin: Layout) -> dict[str, int]:
-    """The dim that each axis splits, in the order of the pin."""
+    """Returns the dim that each axis splits, in the order of the pin."""
     return {axis: int(p.dim) for axis, p in pin.placements if isinstance(p, Split)}
 
 

@@ -51,7 +51,7 @@ def leaf_type(x: Any) -> LeafType:
 
 @dataclass(frozen=True)
 class CallKind:
-    """What calls have in common that share all stages.
+    """The meaning of a call: calls of equal kinds share all stages.
 
     Args:
       tree: of the arguments that are arrays.

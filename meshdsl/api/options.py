@@ -40,7 +40,7 @@ BYTES_PER_UNIT = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
-UNEVEN = ("error", "replicate", "pad")  # what a pin that does not divide is
+UNEVEN = ("error", "replicate", "pad")  # what becomes of a pin that does not divide
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 CONSTRAINTS = ("keep", "ignore")  # what becomes of shardings that jax's own functions state

@@ -1,10 +1,10 @@
 """Choose among variants of a program: with and without padding of uneven dims, with and without overlap.
 
 A length is a candidate for padding if it does not divide over the mesh, is long enough that the padding is small, and
-is used by a product, a convolution or a lookup; one that none of them uses, if a reduction or a pooling does. Whether
-padding pays is for the planner to say, so the choice is greedy: the program is planned as written, then with one
-candidate after the other padded, longest first, and a padding that does not make the plan faster is undone. Three rules
-bound the work and the surprise:
+is used by a product, a convolution or a lookup, or else by a reduction or pooling. Whether padding pays is for the
+planner to say, so the choice is greedy: the program is planned as written, then with one candidate after the other
+padded, longest first, and a padding that does not make the plan faster is undone. Lengths that pay only together are
+tried together at the end. Three rules bound the work and the surprise:
 
 1. A split that ``md.constrain`` demands inside the step is impossible without padding, so it is padded first; a short
    dim only if the user asked for that (``uneven="pad"``).

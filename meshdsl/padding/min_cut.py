@@ -1,10 +1,10 @@
 """Step 1: which dim groups to pad, by a minimum cut of copied bytes.
 
 Every group is padded or plain. Products, convolutions and lookups are padded, since padding lets them be split, and so
-is what the user constrained to be split; of a length that none of them has, reductions and pooling. Operations without
-a group are plain, and so is the boundary of the step. A value between the two sides is padded or sliced on its way,
-which copies it. The cheapest division of the other groups is a minimum s-t cut (Ford and Fulkerson 1956): source and
-sink are the two sides, an edge costs the bytes of a copy.
+is what the user constrained to be split; reductions and pooling are, if none of these has their length. Operations
+without a group are plain, and so is the boundary of the step. A value between the two sides is padded or sliced on its
+way, which copies it. The cheapest division of the other groups is a minimum s-t cut (Ford and Fulkerson 1956): source
+and sink are the two sides, an edge costs the bytes of a copy.
 
     params/embed --pad--> dot_general ... softmax ... dot_general --slice--> optimizer
        plain                            padded                              plain

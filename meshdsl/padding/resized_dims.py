@@ -20,7 +20,7 @@ WINDOWS = {"reduce_window_" + kind: FILLS["reduce_" + kind] for kind in ("sum", 
 
 
 def padding_groups(op: Op, sizes: Mapping[int, int]) -> list[DimGroup]:
-    """Returns the groups of an operation that are padded alike under these lengths; none if it has effects alone."""
+    """Returns the groups of an operation that can be padded, given the padded lengths."""
     found = [group for group in dim_groups(op) if group.size in sizes]
     if op.effects or op.manual:
         return found

@@ -56,8 +56,8 @@ class UserPins:
       outputs: layouts by globs over the outputs' paths.
       rules: mesh axes by named dims.
       donated: indices of flat inputs whose buffers the step may reuse.
-      uneven: what a pin is that does not divide: an "error", or replicated over the axes concerned; where it is to
-        "pad", the program has it as a constraint too (``meshdsl.padding.uneven_pins``).
+      uneven: what becomes of a pin that does not divide: an "error", or it is replicated over the axes concerned;
+        under "pad" the program has it as a constraint too (``meshdsl.padding.uneven_pins``).
     """
 
     layouts: Table = field(default_factory=dict)
@@ -132,6 +132,8 @@ class _Side:
     Args:
       staged: the pipeline, if any; layers need not divide over its stages.
       loose: uneven splits are no faults.
+
+    Attributes:
       pins: one per leaf, without axes of size 1, on which all placements are equal.
       uneven: of those, the ones that were loosened, as they were stated.
     """

@@ -143,7 +143,7 @@ def _collective(
 def without_rule(program: TracedProgram, solution: Solution) -> list[str]:
     """Returns a note per operation without a rule, except for constant scalars, which cost nothing.
 
-    Nor does one need a rule that the user divides over all axes.
+    An operation needs no rule if the user's shard_maps divide it over all axes.
     """
     known = {*RULES, *_WITHOUT_RULE} - {*ONCE}
     unknown = ops_named(program.graph, *(set(graph_index(program.graph).op_names) - known))

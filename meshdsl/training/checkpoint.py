@@ -2,7 +2,7 @@
 
 orbax writes and reads the arrays shard by shard, every process its own. The number of steps done is also the position
 in the data. A checkpoint is written under a temporary name and renamed when it is complete, so a process that is killed
-while saving leaves the previous one intact. Of objects of nnx their arrays are saved; restoring makes new objects.
+while saving leaves the previous one intact. Objects of nnx are saved as their arrays; restoring makes new objects.
 """
 
 from pathlib import Path
