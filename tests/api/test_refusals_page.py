@@ -104,7 +104,7 @@ CASES = {
     "a planned step inside a planned step": planned(plans_inside, X),
     "`shard_map` over other axes": planned(maps_elsewhere, X),
     "a collective over an axis that is not found": planned(averages, X),
-    "collectives in groups": planned(grouped, X),
+    "collectives in groups, inside `shard_map`": planned(grouped, X),
     "a rule for a function with effects": planned(ruled, X),
     "a pin that does not divide": planned(double, X[:6], layouts={"x": "data=S(0)"}),
     "a pin that matches nothing": planned(double, X, layouts={"y": "data=S(0)"}),
