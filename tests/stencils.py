@@ -235,33 +235,27 @@ def until(u):
 # ---- Longer than the grid: ghost rows and faces ----------------------------------------------------------------------
 
 
-@stencil(2, 4)
-def zero_ghosts(u):
-    p = jnp.pad(u, ((1, 1), (0, 0)))
-    return u + 0.1 * laplacian(p)
+def ghosts(mode):
+    """The heat equation with one row of ghosts at each end."""
+
+    def heat_ghosts(u):
+        return u + 0.1 * laplacian(jnp.pad(u, ((1, 1), (0, 0)), mode=mode))
+
+    return heat_ghosts
 
 
-@stencil(2, 4 + 2 * ALL)
-def edge_ghosts(u):
-    p = jnp.pad(u, ((1, 1), (0, 0)), mode="edge")
-    return u + 0.1 * laplacian(p)
+for name, mode, rows, gradient in (
+    ("zero_ghosts", "constant", 2, 4),
+    ("edge_ghosts", "edge", 2, 4 + 2 * ALL),
+    ("wrapped_ghosts", "wrap", 2, 4 + 2 * ALL),
+    ("reflected_ghosts", "reflect", 4, 4 + 2 * ALL),
+):
+    PROGRAMS[name] = Stencil(ghosts(mode), rows, gradient)
 
 
 @stencil(2, 4 + 2 * ALL)
 def periodic_ghosts(u):
     p = jnp.concatenate([u[-1:], u, u[:1]])
-    return u + 0.1 * laplacian(p)
-
-
-@stencil(2, 4 + 2 * ALL)
-def wrapped_ghosts(u):
-    p = jnp.pad(u, ((1, 1), (0, 0)), mode="wrap")
-    return u + 0.1 * laplacian(p)
-
-
-@stencil(4, 4 + 2 * ALL)
-def reflected_ghosts(u):
-    p = jnp.pad(u, ((1, 1), (0, 0)), mode="reflect")
     return u + 0.1 * laplacian(p)
 
 

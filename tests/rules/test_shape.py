@@ -66,10 +66,9 @@ case("slice", lambda x: lax.slice(x, (0, 2), (12, 24), (1, 2)), floats(12, 24))
 WHOLE, MOVED = "each device pads a whole operand instead", "each device moves its block instead"
 
 
-def blocks(*dims, moved=(), **more):
+def blocks(*dims, moved=()):
     """Rows that would hold too: from blocks of these dims, or from whole operands."""
-    rows = {**{f"S({d}), B -> S({d})": WHOLE for d in dims}, **{f"B, B -> S({d})": MOVED for d in moved}}
-    return {"excused": rows, **more}
+    return {"excused": {f"S({d}), B -> S({d})": WHOLE for d in dims} | {f"B, B -> S({d})": MOVED for d in moved}}
 
 
 case("pad", lambda x, v: lax.pad(x, v, ((0, 0, 0), (6, 6, 0))), floats(12, 24), floats(), **blocks(moved=[1]))
