@@ -76,8 +76,11 @@ def test_most_divided_meets_the_pins():
         return md.constrain(x @ w, "data=S(0) model=B")
 
     sharded = md.parallelize(told, MESH, {"w": "data=B model=B"}, outputs={"**": "data=S(0) model=B"})
-    report = sharded.check(SMALL[1]["x"], SMALL[0]["a"], divide="most")
-    assert report.divided["data"] == 1.0
+    args = SMALL[1]["x"], SMALL[0]["a"]
+    assert sharded.check(*args, divide="most").divided["data"] == 1.0
+    plan = sharded.stages(*args).most_divided.planned.plan
+    assert plan.layout("w") == md.Layout(data=md.B, model=md.B)
+    assert plan.outputs[0].layout == md.Layout(data=md.S(0), model=md.B)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import meshdsl as md
+from meshdsl.api.stages import SLOW_DEVICES
 from meshdsl.ir.graph import Value, element_bits
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.lowering.hlo.collectives import SENT_AS
@@ -219,7 +220,7 @@ def test_training_with_short_weights(name):
         w,
         np.float32(0.5),
         jnp.ones((16, 8)),
-        mesh="data=4,model=2",
+        mesh=md.Mesh(data=4, model=2, topology=SLOW_DEVICES),
         outputs={"1": "data=B model=B"},
     )
 
