@@ -10,6 +10,7 @@ from jax import lax
 
 import meshdsl as md
 from meshdsl.api.plan_variants import plan_best_variant
+from meshdsl.api.stages import SLOW_DEVICES
 from meshdsl.ir.graph import walk
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.padding import pad_program
@@ -147,10 +148,10 @@ def test_they_run():
     rng = np.random.default_rng(0)
     args = rng.normal(size=(2, 256, 4)).astype(np.float32), rng.normal(size=(3, 4, 4)).astype(np.float32)
     sharded = md.parallelize(
-        jax.value_and_grad(valid_layers, 1), md.Mesh(x=8, topology=FREE_LINKS), {"x": "x=S(1)", "k": "x=B"}
+        jax.value_and_grad(valid_layers, 1), md.Mesh(x=8, topology=SLOW_DEVICES), {"x": "x=S(1)", "k": "x=B"}
     )
     assert sharded.plan(*args).padded
-    sharded.check(*args)
+    assert sharded.check(*args).divided["x"] > 0.5
     sharded.verify(*args)
 
 
