@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import optax
@@ -11,7 +12,6 @@ import meshdsl as md
 from meshdsl.errors import TraceError
 from tests.api.framework_steps import BATCH, MESH, X, proved
 
-hk = pytest.importorskip("haiku")
 ADAM = optax.adam(1e-2)
 
 
