@@ -51,9 +51,10 @@ bench: $(VENV)/ready $(DATA)  ## measure the figures of docs/benchmarks.md, and 
 coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write docs/coverage.md; CASES='--primitive sort --limit 5'
 	$(EIGHT) $(RUN) -m tests.coverage $(CASES)
 
-zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries; gaps on one, two and three axes
+zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries; public training programs with CHECKOUTS=folder
 	$(ZOO)/bin/python -m bench.zoo.run
 	$(ZOO)/bin/python -m bench.zoo.gaps
+	$(EIGHT) $(ZOO)/bin/python -m bench.programs $(if $(CHECKOUTS),--checkouts $(CHECKOUTS))
 
 fuzz: $(VENV)/ready pipelines  ## judge random programs, 10,000 if not told otherwise; FUZZ=1000 SEED=7
 	$(EIGHT) $(RUN) -m tests.fuzz --cases $(or $(FUZZ),10000) $(if $(SEED),--seed $(SEED))

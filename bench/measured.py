@@ -22,8 +22,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from bench.example_steps import random_array
 from bench.memory import FAMILIES
-from bench.programs import random_array
 from bench.published.plot import Point, points
 from bench.report import machine, table
 from bench.step import stepper

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import optax
 from playwright.sync_api import Browser, sync_playwright
 
+from bench.example_steps import load_example
 from bench.models import TOPOLOGY
 from bench.models import Case as Large
-from bench.programs import load_example
 from bench.report import table, versions
 from meshdsl import models
 from meshdsl.api import parallelize

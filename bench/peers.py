@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bench.programs import load_example
+from bench.example_steps import load_example
 from meshdsl.api import Program
 from meshdsl.lowering.shardings import named_sharding
 from meshdsl.plan.plan import Plan

@@ -31,9 +31,9 @@ from jax import lax
 
 import meshdsl as md
 from bench import deep_steps, memory, rolled_buffer, unrolled
+from bench.example_steps import deep_gpt, load_example
 from bench.planner.cases import FAMILIES, MESHES, TOPOLOGY, program_of
 from bench.planning import THREE, TWO
-from bench.programs import deep_gpt, load_example
 from bench.strategies import FILES, Strategy
 
 UNLIMITED = 1e15

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bench import deep_steps, unrolled
+from bench.example_steps import deep_gpt, load_example
 from bench.fresh_process import measure_in_processes
-from bench.programs import deep_gpt, load_example
 from bench.report import table, versions
 from meshdsl import models
 from meshdsl.api import Program, Sharded, parallelize

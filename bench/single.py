@@ -7,7 +7,7 @@ import argparse
 
 import jax
 
-from bench.programs import load_example, random_batch
+from bench.example_steps import load_example, random_batch
 from bench.report import interleave, machine, ratio, table
 from bench.step import stepper
 from meshdsl.api import parallelize

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bench.example_steps import load_example, random_batch
 from bench.peers import SCHEMES, by_hand, partitioned
-from bench.programs import load_example, random_batch
 from bench.report import interleave, machine, ratio, table
 from meshdsl.api import parallelize
 from meshdsl.calibrate import calibrate

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 
-from bench.programs import deep_gpt
+from bench.example_steps import deep_gpt
 from meshdsl import models
 from meshdsl.api import Program
 from meshdsl.ir.graph import TracedProgram as Traced

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from bench.example_steps import random_array
 from bench.memory import FAMILIES
 from bench.peers import partitioned
 from bench.planner.peers import axis_by_axis, by_names, greedy
-from bench.programs import random_array
 from bench.report import interleave, ratio
 from bench.step import bytes_sent
 from meshdsl.api import Program

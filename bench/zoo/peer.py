@@ -28,11 +28,11 @@ def xla_layouts(program: Program, mesh: Mesh, dim: int) -> tuple[Any, list[Layou
     free = (None,) * (len(program.args) - 1)
     compiled = jax.jit(program.step, in_shardings=(*free, batch), keep_unused=True).lower(*program.args).compile()
     chosen = compiled.input_shardings[0], compiled.output_shardings
-    inputs, outputs = ([_layout(x, mesh) for x in jax.tree.leaves(each)] for each in chosen)
+    inputs, outputs = ([layout_of(x, mesh) for x in jax.tree.leaves(each)] for each in chosen)
     return compiled, inputs, outputs
 
 
-def _layout(sharding: NamedSharding, mesh: Mesh) -> Layout:
+def layout_of(sharding: NamedSharding, mesh: Mesh) -> Layout:
     """Returns the layout of a sharding, with every mesh axis explicit."""
     entries = ((entry,) if isinstance(entry, str) else entry or () for entry in sharding.spec)
     split = {axis: S(d) for d, axes in enumerate(entries) for axis in axes}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.programs import load_example
+from bench.example_steps import load_example
 from meshdsl.ir.graph import Value, walk
 from meshdsl.ir.index import graph_index, ops_named
 from meshdsl.planner.costs.op_cost import PRODUCTS, ends_fusion, materialized

@@ -2,7 +2,7 @@
 
 import meshdsl as md
 from bench import deep_steps
-from bench.programs import deep_gpt
+from bench.example_steps import deep_gpt
 from meshdsl.pins import make_pins
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.memory import fit

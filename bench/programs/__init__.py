@@ -1,0 +1,20 @@
+"""Training programs that others published: their own steps, imported from your checkouts, planned, checked, trained.
+
+    python -m bench.programs --checkouts FOLDER        or        make zoo CHECKOUTS=FOLDER
+
+Nothing of theirs lies here. ``adapter`` says what an adapter is; each module named in ``REGISTRY`` holds the adapters
+of one kind of program; ``steps`` runs a step, ``measure`` measures one program, ``page`` writes docs/programs.md.
+"""
+
+from importlib import import_module
+
+from bench.programs.adapter import Adapter
+
+REGISTRY = {  # program -> module, in which it is a constant in capitals
+    "imagenet": "images",
+}
+
+
+def adapters() -> dict[str, Adapter]:
+    """Returns all programs by name."""
+    return {name: getattr(import_module(f"bench.programs.{module}"), name.upper()) for name, module in REGISTRY.items()}

@@ -1,0 +1,88 @@
+"""Measures one program in two parts.
+
+    small    every mesh: check, verify, steps in a row, under the plan of a call and under one that divides what it can
+    large    the published size, compiled only: bytes of our plans beside those of XLA's program
+
+Facts are written as soon as they are known, so that a part that ends the process leaves those before it.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.programs.adapter import Adapter, Training
+from bench.programs.steps import compare_in_a_row, on_mesh, xla_program
+from bench.report import machine
+from bench.step import bytes_sent
+from meshdsl.api.stages import SLOW_DEVICES
+from meshdsl.errors import MeshDSLError
+from meshdsl.ir.graph import walk
+from meshdsl.layouts.mesh import Mesh
+
+Facts = Iterator[dict[str, Any]]
+MESHES = ("data=4,model=2", "data=8", "pod=2,data=2,model=2")
+LARGE = MESHES[0]
+PARTS = ("small", "large")
+
+
+def measure(adapter: Adapter, part: str, checkout: Path, file: Path) -> None:
+    """Measures one part of a program and adds its facts to ``file``, in place of those before."""
+    facts = json.loads(file.read_text()) if file.exists() else {}
+    facts[part] = {}
+    with adapter.importable(checkout):
+        training = adapter.build(part)
+        for fact in _small(training) if part == "small" else _large(training):
+            facts[part] |= fact
+            file.write_text(json.dumps(facts, indent=1))
+
+
+# ---- Numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _small(training: Training) -> Facts:
+    yield {"machine": machine()}
+    for text in MESHES:
+        try:
+            yield {text: _compared(training, text)}
+        except MeshDSLError as error:
+            yield {text: {"error": str(error)}}
+
+
+def _compared(training: Training, text: str) -> dict[str, Any]:
+    """Returns the facts of one mesh; of the two plans, the second divides as much as it can."""
+    mesh = Mesh.parse(text)
+    planned = on_mesh(training, mesh)
+    divided = on_mesh(training, Mesh.parse(text, SLOW_DEVICES))
+    reports = [sharded.check(*training.args) for sharded in (planned, divided)]
+    for sharded in (planned, divided):
+        sharded.verify(*training.args)
+    row = compare_in_a_row(divided, training, mesh)
+    return {
+        "checked": [report.worst for report in reports],
+        "shares": [dict(report.divided) for report in reports],
+        "unknown": [sum(leaf.unknown for leaf in report.leaves) for report in (*reports, row)],
+        "in a row": row.worst,
+        "outputs": len(row.leaves),
+    }
+
+
+# ---- Bytes -----------------------------------------------------------------------------------------------------------
+
+
+def _large(training: Training) -> Facts:
+    mesh = Mesh.parse(LARGE)
+    sharded, start = on_mesh(training, mesh), time.process_time()
+    plan = sharded.plan(*training.args)
+    yield {"plan seconds": time.process_time() - start, "seconds": plan.seconds, "gap": plan.gap}
+    yield {"operations": sum(1 for _ in walk(sharded.stages(*training.args).traced.graph))}
+    compiled, inputs, outputs = xla_program(training, mesh)
+    yield {"XLA bytes": bytes_sent(compiled.as_text(), mesh)}
+    yield {"bytes": bytes_sent(sharded.lower(*training.args).compile().as_text(), mesh)}
+    pins = {array.path or "*": at for array, at in zip(plan.inputs, inputs, strict=True)}
+    results = {array.path or "*": at for array, at in zip(plan.outputs, outputs, strict=True)}
+    between = on_mesh(training, mesh, pins, results)
+    pinned = between.plan(*training.args)
+    yield {"seconds, XLA's layouts": pinned.seconds}
+    yield {"bytes, XLA's layouts": bytes_sent(between.lower(*training.args).compile().as_text(), mesh)}

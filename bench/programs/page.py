@@ -1,0 +1,137 @@
+"""Text of docs/programs.md from the measured facts."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench.programs.adapter import Adapter
+from bench.programs.measure import LARGE, MESHES
+from bench.programs.steps import STEPS
+from bench.report import percent, table
+from meshdsl.util.text import seconds_text
+
+Facts = Mapping[str, Any]
+LIMIT = 1.1  # of XLA's bytes; above it, the page says why
+INTRO = """# Public programs
+
+Training steps that others published, imported from checkouts of their repositories and measured by
+`make zoo CHECKOUTS=folder`. The step is the author's own, with the author's model, optimizer and first state; batches
+are random numbers of the same shapes. `bench/programs` has an adapter for each; no code of theirs is in this
+repository.
+
+The batch is split over the data axes of each mesh (`pod` too, where there is one), everything else left open.
+"""
+CHANGED = """
+## What changes
+
+Lines of the program that change, and lines that today's jax and libraries demand of an older program whatever runs it.
+"""
+NUMBERS = f"""
+## Numbers
+
+At small size, on {", ".join(f"`{mesh}`" for mesh in MESHES)}.
+
+* **check**: the largest error of a result of one step, relative to the largest value of that result, against the step
+  on one device (one written for `jax.pmap`: against all devices simulated); first under the plan of a call, then under
+  a plan that divides as much as it can (`divide="most"`)
+* **divided**: how much of the compute that second plan divides over each axis
+* **verified**: both compiled programs communicate exactly as planned
+* **{STEPS} steps**: the largest error of state and results after {STEPS} steps in a row, each on another batch, under
+  the second plan, against the program as its author runs it (`jax.jit`, `nnx.jit`, or `jax.pmap` on as many devices)
+* errors above 2e-4 are within four times of what a rounding error in the arguments changes
+"""
+BYTES = f"""
+## Bytes at published size
+
+Compiled for `{LARGE}` but not run; MB that one device sends per step, read from the compiled programs. XLA's program is
+`jax.jit` of the step with only its batch sharded (of a step for `jax.pmap`: `jax.shard_map` over the data axis).
+
+* **free**: our plan, everything but the batch left open
+* **between**: our plan between the layouts that XLA chose for inputs and outputs
+* **predicted**: seconds of one step under our plan, and between XLA's layouts
+"""
+# (program, "free" or "between") -> why our bytes are above the limit
+CAUSES: dict[tuple[str, str], str] = {}
+
+
+def page(programs: Mapping[str, Adapter], found: Mapping[str, Facts]) -> str:
+    """Returns the page of the facts by program; programs without facts are listed as not measured."""
+    small = {name: facts["small"] for name, facts in found.items() if "small" in facts}
+    large = {name: facts["large"] for name, facts in found.items() if "large" in facts}
+    missing = [name for name in programs if name not in found]
+    unmeasured = f"Not measured: {', '.join(missing)}.\n" if missing else ""
+    parts = [INTRO, unmeasured, _programs(programs), CHANGED, *_changes(programs), NUMBERS, _numbers(small), BYTES]
+    parts += [_bytes(programs, large), "", *_above(large), "", *_machines(small)]
+    return "\n".join(parts).replace("\n\n\n", "\n\n") + "\n"
+
+
+def ratios(facts: Facts) -> dict[str, float]:
+    """Returns our bytes over XLA's, planned freely and between XLA's layouts."""
+    ours = {"free": "bytes", "between": "bytes, XLA's layouts"}
+    known = {kind: facts[name] for kind, name in ours.items() if name in facts and "XLA bytes" in facts}
+    return {kind: _quotient(sent, facts["XLA bytes"]) for kind, sent in known.items()}
+
+
+def _quotient(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs else float("inf") if ours else 1.0
+
+
+def _programs(programs: Mapping[str, Adapter]) -> str:
+    rows = [
+        (name, each.what, f"[{each.repository}](https://github.com/{each.repository}/tree/{each.commit})", lines)
+        for name, each in programs.items()
+        for lines in [f"{len(each.changed)}" + (f" + {len(each.aged)}" if each.aged else "")]
+    ]
+    return table(("program", "what", "repository", "lines changed"), rows)
+
+
+def _changes(programs: Mapping[str, Adapter]) -> Iterator[str]:
+    for name, each in programs.items():
+        changed = "; ".join(each.changed) or "none"
+        yield f"* {name}: {changed}" + (f". For its age: {'; '.join(each.aged)}" if each.aged else "")
+
+
+def _numbers(found: Mapping[str, Facts]) -> str:
+    header = ("program", "mesh", "check", "divided", "verified", f"{STEPS} steps")
+    rows = [(name, mesh, *_row(facts.get(mesh))) for name, facts in found.items() for mesh in MESHES]
+    return table(header, rows)
+
+
+def _row(facts: Facts | None) -> tuple[str, str, str, str]:
+    if facts is None:
+        return "ends the process", "", "", ""
+    if "error" in facts:
+        return f"**{facts['error'].splitlines()[0]}**", "", "", ""
+    shares = ", ".join(f"{share:.0%} {axis}" for axis, share in facts["shares"][1].items())
+    return ", ".join(f"{worst:.0e}" for worst in facts["checked"]), shares, "yes", f"{facts['in a row']:.0e}"
+
+
+def _bytes(programs: Mapping[str, Adapter], found: Mapping[str, Facts]) -> str:
+    header = ("program", "size", "operations", "plan s", "gap", "MB XLA", "free", "between", "predicted")
+    return table(header, [(name, programs[name].large, *_sent(facts)) for name, facts in found.items()])
+
+
+def _sent(facts: Facts) -> tuple[str, ...]:
+    ours = [
+        f"{facts[name] / 1e6:.1f} ({ratio:.2f})"
+        for name, ratio in zip(("bytes", "bytes, XLA's layouts"), ratios(facts).values(), strict=False)
+    ]
+    theirs = f"{facts['XLA bytes'] / 1e6:.1f}" if "XLA bytes" in facts else ""
+    predicted = [seconds_text(facts[name]) for name in ("seconds", "seconds, XLA's layouts") if name in facts]
+    planned = f"{facts['operations']}", f"{facts['plan seconds']:.0f}", percent(facts["gap"])
+    return *planned, theirs, *ours, *[""] * (2 - len(ours)), ", ".join(predicted)
+
+
+def _above(found: Mapping[str, Facts]) -> Iterator[str]:
+    """Yields the largest ratios, and each that is above the limit with its cause."""
+    all_ratios = {name: ratios(facts) for name, facts in found.items()}
+    for kind in ("free", "between"):
+        known = {name: each[kind] for name, each in all_ratios.items() if kind in each}
+        if known:
+            yield f"* {kind}: at most {LIMIT} times XLA's bytes; {max(known.values()):.2f} at most"
+        for name, ratio in known.items():
+            if ratio > LIMIT:
+                yield f"    * {name}, {ratio:.2f}: {CAUSES.get((name, kind), 'cause not known')}"
+
+
+def _machines(found: Mapping[str, Facts]) -> Iterator[str]:
+    yield from dict.fromkeys(facts["machine"] for facts in found.values() if "machine" in facts)

@@ -1,0 +1,156 @@
+"""A training step planned over a mesh, run several times in a row, and as its author or XLA alone would run it.
+
+A step for ``jax.pmap`` is run by ``jax.pmap`` on as many devices as the data axes have, and XLA is given it as a
+``jax.shard_map`` over them, which is what ``jax.pmap`` has become. One that changes objects of nnx in place is run by
+``nnx.jit``, others by ``jax.jit``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bench.programs.adapter import Training
+from bench.zoo.peer import layout_of
+from meshdsl.api import Sharded, parallelize
+from meshdsl.api.axis_names import inner_of_pmap
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B, S
+from meshdsl.lowering.numerics import CheckReport, check_numbers, perturb
+from meshdsl.lowering.shardings import device_mesh
+from meshdsl.trace import Call, PureStep, flatten_call
+from meshdsl.trace.objects import holds_objects
+from meshdsl.trace.pure_step import named_arrays
+from meshdsl.util.paths import matches
+
+STEPS, NUDGES = 10, 2
+FREE = "model"  # the mesh axis that the batch is not split over
+Args = tuple[Any, ...]
+Pins = Mapping[str, Layout]
+
+
+def data_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the mesh axes over which the batch is split."""
+    return tuple(axis for axis in mesh.names if axis != FREE)
+
+
+def on_mesh(training: Training, mesh: Mesh, pins: Pins | None = None, outputs: Pins | None = None) -> Sharded:
+    """Returns the step over a mesh: its batch split over the data axes, everything else left open if not pinned."""
+    axes = data_axes(mesh)
+    batch = {glob: Layout(**{axis: S(dim) for axis in axes}) for glob, dim in training.batch.items()}
+    names = {training.axis: axes} if training.axis else None
+    return parallelize(training.step, mesh, batch if pins is None else pins, outputs, axis_names=names)
+
+
+# ---- Steps in a row --------------------------------------------------------------------------------------------------
+
+
+def compare_in_a_row(sharded: Sharded, training: Training, mesh: Mesh) -> CheckReport:
+    """Returns how state and results after ``STEPS`` steps agree with those of the step as its author runs it.
+
+    What is allowed follows from how much they change when the first arguments are perturbed by rounding errors.
+
+    Raises:
+      CheckError: some differ by more.
+    """
+    published = as_published(training, prod(mesh.sizes_by_name[axis] for axis in data_axes(mesh)))
+    expected, got = (in_a_row(step, training, _copied(training.args)) for step in (published, sharded))
+
+    def nudged() -> Iterator[list[Any]]:
+        for seed in range(NUDGES):
+            args = _copied(training.args, lambda x, seed=seed: perturb(x, seed))
+            yield list(in_a_row(published, training, args).values())
+
+    paths = list(expected)
+    return check_numbers(list(expected.values()), [got[path] for path in paths], paths, nudged=nudged)
+
+
+def in_a_row(step: Callable[..., Any], training: Training, args: Args) -> dict[str, Any]:
+    """Returns the arrays of arguments and result after ``STEPS`` steps, by name."""
+    result = step(*args)
+    for i in range(1, STEPS):
+        args = training.next_args(args, result, i)
+        result = step(*args)
+    return named_arrays({"args": training.next_args(args, result, STEPS), "result": result})[0]
+
+
+def as_published(training: Training, devices: int) -> Callable[..., Any]:
+    """Returns the step on one device, or under ``jax.pmap`` on so many."""
+    if holds_objects(training.args):
+        from flax import nnx
+
+        return nnx.jit(training.step)
+    return jax.jit(training.step) if training.axis is None else _pmapped(training, devices)
+
+
+def _pmapped(training: Training, devices: int) -> Callable[..., Any]:
+    step = inner_of_pmap(training.step) or training.step
+    call = flatten_call(step, training.args, {})
+    dims = _batch_dims(training, call)
+    mapped = jax.pmap(
+        lambda *leaves: step(*call.arguments(leaves)[0]),
+        training.axis,
+        in_axes=tuple(None if dim is None else 0 for dim in dims),
+        devices=jax.devices()[:devices],
+    )
+
+    def run(*args: Any) -> Any:
+        leaves = zip(jax.tree.leaves(args), dims, strict=True)
+        blocks = (x if dim is None else jnp.stack(jnp.split(x, devices, dim)) for x, dim in leaves)
+        return jax.tree.map(lambda x: x[0], mapped(*blocks))
+
+    return run
+
+
+def _copied(args: Args, change: Callable[[Any], Any] = lambda x: x) -> Args:
+    """Returns arguments that share nothing with these, their arrays changed."""
+
+    def copy(x: Any) -> Any:
+        return jnp.array(change(x), copy=True)
+
+    if not holds_objects(args):
+        return jax.tree.map(copy, args)
+    from flax import nnx
+
+    graph, state = nnx.split(args)
+    return nnx.merge(graph, jax.tree.map(copy, state))
+
+
+def _batch_dims(training: Training, call: Call) -> list[int | None]:
+    """Returns the dim of each argument that the data axes split."""
+    globs = training.batch.items()
+    return [next((dim for glob, dim in globs if matches(glob, path)), None) for path in call.paths]
+
+
+# ---- As XLA alone divides it -----------------------------------------------------------------------------------------
+
+
+def xla_program(training: Training, mesh: Mesh) -> tuple[Any, list[Layout], list[Layout]]:
+    """Returns the step compiled with only its batch sharded, and the input and output layouts that XLA chose."""
+    step = inner_of_pmap(training.step) or training.step
+    call = flatten_call(step, training.args, {})
+    pure, axes = PureStep(step, call), data_axes(mesh)
+    dims = _batch_dims(training, call)
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=jax.typeof(x).weak_type) for x in call.leaves]
+    if training.axis is None:
+        devices = device_mesh(mesh)
+        inputs = [None if dim is None else NamedSharding(devices, _spec(dim, axes)) for dim in dims]
+        compiled = jax.jit(pure, in_shardings=inputs, keep_unused=True).lower(*shapes).compile()
+        chosen = compiled.input_shardings[0], compiled.output_shardings
+        found = [[layout_of(x, mesh) for x in jax.tree.leaves(each)] for each in chosen]
+        return compiled, *found
+    devices = jax.sharding.Mesh(device_mesh(mesh).devices.reshape(-1, mesh.axis(FREE)), (training.axis, FREE))
+    specs = [PartitionSpec() if dim is None else _spec(dim, (training.axis,)) for dim in dims]
+    mapped = jax.shard_map(pure, mesh=devices, in_specs=tuple(specs), out_specs=PartitionSpec(), check_vma=False)
+    compiled = jax.jit(mapped, keep_unused=True).lower(*shapes).compile()
+    whole = Layout(**dict.fromkeys(mesh.names, B))
+    split = [whole if dim is None else Layout(**{a: B if a == FREE else S(dim) for a in mesh.names}) for dim in dims]
+    return compiled, split, [whole] * len(pure.outputs)
+
+
+def _spec(dim: int, axes: Sequence[str]) -> PartitionSpec:
+    return PartitionSpec(*(None,) * dim, tuple(axes))

@@ -1,0 +1,137 @@
+"""Adapters to public training programs, on a made-up checkout: absent, imported with stubs, measured, on the page."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.programs import REGISTRY, adapters
+from bench.programs.__main__ import main
+from bench.programs.adapter import Adapter, Training, commit_of
+from bench.programs.measure import MESHES, measure
+from bench.programs.page import page, ratios
+
+AUTHORS = """
+import jax
+import jax.numpy as jnp
+import tensorflow_datasets as tfds
+from clu.metric_writers import create_default_writer
+
+
+class Reader(tfds.core.Reader):
+    pass
+
+
+@tfds.decorators.cached
+def read():
+    return create_default_writer()
+
+
+def init():
+    return {"w": jnp.eye(16), "m": jnp.zeros((16, 16))}
+
+
+def train_step(state, batch):
+    def loss(w):
+        return jnp.mean((jnp.tanh(batch @ w) - 1) ** 2)
+
+    value, gradient = jax.value_and_grad(loss)(state["w"])
+    m = 0.9 * state["m"] + jax.lax.pmean(gradient, "batch")
+    return {"w": state["w"] - 0.1 * m, "m": m}, jax.lax.pmean(value, "batch")
+"""
+
+
+def build(size):
+    import jax
+    from made_up_train import init, train_step
+
+    def batch(seed):
+        return np.random.default_rng(seed).normal(size=(16, 16)).astype(np.float32)
+
+    args = (init(), batch(0))
+    args = args if size == "small" else jax.eval_shape(lambda: args)
+    return Training(train_step, args, {"batch": 0}, lambda _, result, seed: (result[0], batch(seed)), "batch")
+
+
+MADE_UP = Adapter(
+    *("a perceptron", "someone/perceptron", "0" * 40, build, "16 rows"),
+    changed=("`jax.pmap` is `md.parallelize`",),
+    folders=("source",),
+    stubs=("tensorflow_datasets", "clu"),
+)
+
+
+@pytest.fixture
+def checkouts(tmp_path):
+    folder = tmp_path / "someone+perceptron" / "source"
+    folder.mkdir(parents=True)
+    (folder / "made_up_train.py").write_text(AUTHORS)
+    return tmp_path
+
+
+def test_a_program_is_measured_from_its_checkout(checkouts):
+    checkout, file = MADE_UP.checkout(checkouts), checkouts / "perceptron.json"
+    for part in ("small", "large"):
+        measure(MADE_UP, part, checkout, file)
+    assert str(checkout / "source") not in sys.path and "tensorflow_datasets" not in sys.modules
+    facts = json.loads(file.read_text())
+    for mesh in MESHES:
+        assert facts["small"][mesh]["in a row"] < 2e-4 and facts["small"][mesh]["shares"][1]["data"] > 0.5
+        assert facts["small"][mesh]["outputs"] == 6  # state, next batch, and the last result
+    assert set(ratios(facts["large"])) == {"free", "between"} and facts["large"]["XLA bytes"] > 0
+    text = page({"perceptron": MADE_UP}, {"perceptron": facts})
+    assert text.count("| perceptron |") == 2 + len(MESHES) and "`jax.pmap` is `md.parallelize`" in text
+    assert "Not measured: other" in page({"perceptron": MADE_UP, "other": MADE_UP}, {"perceptron": facts})
+
+
+def test_a_step_that_trains_otherwise_is_reported(checkouts, monkeypatch):
+    """Planned steps that get other batches than the author's end elsewhere."""
+    monkeypatch.setattr("bench.programs.measure.MESHES", MESHES[:1])
+    checkout, file = MADE_UP.checkout(checkouts), checkouts / "perceptron.json"
+
+    def other(size):
+        made = build(size)
+        return replace(made, next_args=lambda args, result, seed: made.next_args(args, result, seed + on(result)))
+
+    def on(result):
+        return len(result[1].sharding.device_set)  # the author's results are read from the first device
+
+    measure(replace(MADE_UP, build=other), "small", checkout, file)
+    facts = json.loads(file.read_text())
+    assert "differ from the unsharded step" in facts["small"][MESHES[0]]["error"]
+    assert "**" in page({"perceptron": MADE_UP}, {"perceptron": facts})
+
+
+def test_a_page_has_a_cause_for_every_ratio_above_the_limit():
+    large = {"plan seconds": 1.0, "seconds": 1.0, "gap": 0.0, "operations": 3, "XLA bytes": 100.0, "bytes": 130.0}
+    assert "perceptron, 1.30: cause not known" in page({"perceptron": MADE_UP}, {"perceptron": {"large": large}})
+
+
+def test_absent_checkouts_are_named_with_their_commits(tmp_path, monkeypatch, capsys):
+    assert MADE_UP.checkout(tmp_path) is None
+    monkeypatch.setattr(sys, "argv", ["programs", "--results", str(tmp_path), "--page", str(tmp_path / "page.md")])
+    main()
+    said = capsys.readouterr().out
+    assert "google/flax at 18f8f311c275" in said and said.count("\n") == 1
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "imagenet", "--checkouts", str(tmp_path)])
+    main()
+    assert "imagenet: no checkout" in capsys.readouterr().out and "imagenet" in (tmp_path / "page.md").read_text()
+
+
+def test_a_checkout_says_its_commit(checkouts):
+    checkout = MADE_UP.checkout(checkouts)
+    assert commit_of(checkout) is None
+    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    assert len(commit_of(checkout)) == 40
+
+
+def test_every_program_has_an_adapter():
+    found = adapters()
+    assert found.keys() == REGISTRY.keys()
+    for each in found.values():
+        assert len(each.commit) == 40 and each.repository.count("/") == 1 and len(each.changed) <= 5
