@@ -1,6 +1,6 @@
 """Training state as frameworks hold it: planned, checked and verified, and trained for a few steps as ``jax.jit`` does.
 
-Objects of flax, optax and plain JAX; those of equinox and haiku are in files of their own.
+Objects of flax, optax, jmp and plain JAX; those of equinox and haiku are in files of their own.
 """
 
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import jmp
 import optax
 import pytest
 from flax import nnx
@@ -166,6 +167,44 @@ def test_optimizers(name):
         return State(new, opt, optax.incremental_update(new, state.ema, 0.1)), value
 
     proved(step, State(params(), optimizer.init(params()), params()), BATCH)
+
+
+# ---- jmp -------------------------------------------------------------------------------------------------------------
+
+SCALES = {
+    "dynamic": lambda: jmp.DynamicLossScale(jnp.float32(2**12), period=2),
+    "overflowing": lambda: jmp.DynamicLossScale(jnp.float32(2**30), period=2),
+    "static": lambda: jmp.StaticLossScale(jnp.float32(2**7)),
+    "none": jmp.NoOpLossScale,
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_mixed_precision_with_a_loss_scale(name):
+    """A step whose gradients are not finite changes the scale alone."""
+    policy, optimizer = jmp.get_policy("params=float32,compute=float16,output=float32"), optax.adam(1e-2)
+
+    def step(state, scale, batch):
+        def scaled(params):
+            params, x = policy.cast_to_compute((params, batch["x"]))
+            value = policy.cast_to_output(loss_of(params, {**batch, "x": x}))
+            return scale.scale(value), value
+
+        grads, value = jax.grad(scaled, has_aux=True)(state.params)
+        grads = scale.unscale(policy.cast_to_param(grads))
+        finite = jmp.all_finite(grads)
+        updates, opt = optimizer.update(grads, state.opt)
+        new = jmp.select_tree(finite, (optax.apply_updates(state.params, updates), opt), (state.params, state.opt))
+        return State(*new, None), scale.adjust(finite), value
+
+    state, scale = State(params(), optimizer.init(params()), None), SCALES[name]()
+    sharded = proved(step, state, scale, BATCH, steps=3, tolerance=0.03)
+    new, adjusted, _ = sharded(state, scale, BATCH)
+    assert jax.tree.structure(adjusted) == jax.tree.structure(scale)
+    overflows = name == "overflowing"
+    assert int(new.opt[0].count) == (0 if overflows else 1)
+    if overflows:
+        assert float(adjusted.loss_scale) == 2**29
 
 
 # ---- plain JAX -------------------------------------------------------------------------------------------------------

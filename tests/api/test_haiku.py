@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import haiku as hk
 import jax
 import jax.numpy as jnp
+import jmp
 import optax
 import pytest
 
@@ -72,6 +73,23 @@ def test_a_transformed_function_without_keys_and_with_layers_in_a_scan():
         return optax.apply_updates(params, updates), opt, value
 
     proved(step, params, ADAM.init(params), BATCH)
+
+
+def test_precision_by_module():
+    class Block(hk.Module):
+        def __call__(self, x):
+            return jax.nn.relu(hk.Linear(16)(x))
+
+    net = hk.without_apply_rng(hk.transform(lambda x: hk.Linear(4)(Block()(x))))
+    hk.mixed_precision.set_policy(Block, jmp.get_policy("params=float32,compute=bfloat16,output=float32"))
+    params = net.init(jax.random.PRNGKey(0), X)
+
+    def step(params, batch):
+        value, grads = jax.value_and_grad(lambda p: crossentropy(net.apply(p, batch["x"]), batch))(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    sharded = proved(step, params, BATCH, tolerance=0.02, steps=2)
+    assert "bfloat16" in str(sharded.stages(params, BATCH).traced.graph)
 
 
 def test_a_transformed_function_as_static_argument():
