@@ -83,18 +83,19 @@ def explain(plan: Plan, path: str, stages: CallStages | None = None) -> Explanat
     """Return why the input at ``path`` has its layout in ``plan``.
 
     Args:
+      path: one of the input's paths.
       stages: those of the call that ``plan`` is for, to plan alternatives; without them there are none.
 
     Raises:
       LayoutError: there is no such input; the error has the nearest path.
     """
-    current = plan.layout(path)
-    found = next(array for array in plan.inputs if array.path == path)
+    found = plan.input(path)
     alternatives = []
     if stages is not None:
-        for layout in dict.fromkeys((current, *possible_layouts(found.shape, plan.mesh))):
+        others = {glob: pin for glob, pin in stages.options.layouts.items() if glob not in found.paths}
+        for layout in dict.fromkeys((found.layout, *possible_layouts(found.shape, plan.mesh))):
             try:
-                planned = stages.plan_pinned({**stages.options.layouts, path: layout})
+                planned = stages.plan_pinned(others | dict.fromkeys(found.paths, layout))
             except MemoryLimitError:
                 planned = None
             alternatives.append(Alternative(layout, planned))

@@ -40,7 +40,7 @@ from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.trace import Call, PureStep, flatten_call
 from meshdsl.trace.arguments import check_values, static_keys, step_name
-from meshdsl.trace.objects import bind
+from meshdsl.trace.objects import bind, has_cycles, is_object
 from meshdsl.trace.pure_step import Maker
 
 __all__ = ["Options", "Sharded", "parallelize"]
@@ -180,7 +180,8 @@ class Sharded(Generic[Params, Result]):
           DeviceError: there are fewer devices than the mesh has.
         """
         arguments, static = self._split(args, kwargs) if self._has_static else ((args, kwargs), ())
-        leaves, tree = jax.tree.flatten(arguments)
+        cyclic = not self._forms and has_cycles(arguments)  # of which no form is kept
+        leaves, tree = jax.tree.flatten(arguments, is_object if cyclic else None)
         key = tree, static, call_settings(), leaf_forms(tree, leaves)
         try:
             form = self._forms.get(key)

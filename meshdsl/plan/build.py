@@ -84,7 +84,7 @@ def _outputs(program: TracedProgram, solution: Solution, pins: Pins) -> Iterator
 
 def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
     pinned = tuple(axis for axis in layout.axes if axis in pin.axes) if pin.placements else ()
-    return Array(leaf.path, tuple(leaf.shape), _text(leaf.dtype), layout, pinned, follows, leaf.dims)
+    return Array(leaf.path, tuple(leaf.shape), _text(leaf.dtype), layout, pinned, follows, leaf.dims, leaf.aliases)
 
 
 # ---- Collectives -----------------------------------------------------------------------------------------------------

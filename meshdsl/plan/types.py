@@ -35,6 +35,7 @@ class Array:
       pinned: mesh axes that the user fixed.
       follows: for an output, the path of the input that it aliases; empty otherwise.
       dims: names of the dims, "" for a dim without one; empty if no dim has a name.
+      aliases: for an input, other paths that lead to the same array.
     """
 
     path: str
@@ -44,6 +45,12 @@ class Array:
     pinned: tuple[str, ...] = ()
     follows: str = ""
     dims: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths of the array."""
+        return (self.path, *self.aliases)
 
     @property
     def type(self) -> str:
@@ -223,9 +230,13 @@ class PlanData:
         """Relative distance from the optimum, at most: (seconds - lower_bound) / seconds."""
         return (self.seconds - self.lower_bound) / self.seconds if self.seconds else 0.0
 
+    def input(self, path: str) -> Array:
+        """The input at ``path``, one of its paths; LayoutError with the nearest path if there is none."""
+        return _find(self.inputs, path, "input")
+
     def layout(self, path: str) -> Layout:
         """Layout of the input at ``path``; LayoutError with the nearest path if there is none."""
-        return _find(self.inputs, path, "input").layout
+        return self.input(path).layout
 
     def output_layout(self, path: str) -> Layout:
         """Layout of the output at ``path``; LayoutError with the nearest path if there is none."""
@@ -233,7 +244,8 @@ class PlanData:
 
 
 def _find(arrays: tuple[Array, ...], path: str, noun: str) -> Array:
-    found = next((array for array in arrays if array.path == path), None)
+    found = next((array for array in arrays if path in array.paths), None)
     if found is None:
-        raise LayoutError(f"no {noun} {path!r} in the plan{nearest_path(str(path), [array.path for array in arrays])}")
+        known = [each for array in arrays for each in array.paths]
+        raise LayoutError(f"no {noun} {path!r} in the plan{nearest_path(str(path), known)}")
     return found

@@ -20,7 +20,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, permutations
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +42,15 @@ def is_object(x: Any) -> bool:
 def holds_objects(tree: Any) -> bool:
     """Whether a tree of arguments holds objects of nnx."""
     return "flax.nnx" in sys.modules and any(map(is_object, jax.tree.leaves(tree, is_leaf=is_unit)))
+
+
+def has_cycles(tree: Any) -> bool:
+    """Whether objects of nnx in a tree refer to each other in a circle, so that jax cannot flatten them."""
+    if "flax.nnx" not in sys.modules:
+        return False
+    roots = tuple(filter(is_object, jax.tree.leaves(tree, is_leaf=is_unit)))
+    shared = _nnx().find_duplicates(roots) if roots else ()
+    return any(inner[: len(outer)] == outer for paths in shared for outer, inner in permutations(paths, 2))
 
 
 def is_unit(x: Any) -> bool:
@@ -415,8 +424,10 @@ class Binding:
 
 
 def bind(tree: Any, found: ObjectTree, objects: Objects) -> Binding | None:
-    """Returns the binding for trees like this one; None if some objects are no pytrees, or variables hold trees."""
+    """Returns the binding for trees like this one; None if some objects are no trees, or variables hold trees."""
     nnx = _nnx()
+    if has_cycles(objects.roots):
+        return None
     leaves: list[int] = []
     holders: list[int] = []
     variables: list[int] = []

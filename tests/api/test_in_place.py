@@ -9,7 +9,7 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.api.stages import SLOW_DEVICES
-from meshdsl.errors import PinError, TraceError
+from meshdsl.errors import LayoutError, PinError, TraceError
 
 MESH = md.Mesh(data=4, model=2, topology=SLOW_DEVICES)  # divides small steps as it does large ones
 X = np.linspace(-1, 1, 16 * 8, dtype=np.float32).reshape(16, 8)
@@ -49,6 +49,28 @@ class Tied(nnx.Module):
 
     def __call__(self, x):
         return self.again(self.last(nnx.tanh(self.first(x))))
+
+
+class Child(nnx.Module):
+    """One layer, which knows the module that holds it, and itself."""
+
+    def __init__(self, parent, rngs):
+        self.parent, self.itself = parent, self
+        self.up = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.itself.up(x) * self.parent.scale[...]
+
+
+class Parent(nnx.Module):
+    """A circle of references through a list."""
+
+    def __init__(self, rngs):
+        self.scale = nnx.Param(jnp.ones(8))
+        self.children = nnx.List([Child(self, rngs)])
+
+    def __call__(self, x):
+        return self.children[0](x)
 
 
 class Plain(nnx.Module, pytree=False):
@@ -277,6 +299,7 @@ CASES = {
     ),  # eps: rounding is not amplified
     "tied": (descend, lambda: trained(Tied)),
     "no pytree": (descend, lambda: trained(Plain)),
+    "circles": (descend, lambda: trained(Parent)),
     "lora": (descend, lambda: trained(Lora, wrt=nnx.LoRAParam)),
     "uneven": (descend, lambda: trained(uneven)),
     "multi-step": (descend, lambda: trained(Small, optax.MultiSteps(optax.adam(1e-2), 2))),
@@ -307,6 +330,7 @@ CHECKED = {  # also by ``check``, which compiles the step once more
     "adam, batch statistics, dropout",
     "tied",
     "no pytree",
+    "circles",
     "random streams",
     "model and its optimizer share",
 }
@@ -430,11 +454,19 @@ def test_donation():
     assert not before.is_deleted()
 
 
-def test_an_array_under_two_names():
+def test_an_array_under_two_names(tmp_path):
     args = model_twice()
     plan = md.parallelize(descend_twice, MESH, {"opt/model/up/kernel": "model=S(1)"}).plan(*args)
     assert plan.layout("model/up/kernel").on("model") is md.S(1)
     assert "opt/model/up/kernel" not in inputs(plan)
+    assert plan.layout("opt/model/up/kernel") == plan.layout("model/up/kernel")
+    plan.save(tmp_path / "plan.json")
+    assert md.load_plan(tmp_path / "plan.json").layout("opt/model/up/kernel") == plan.layout("model/up/kernel")
+    with pytest.raises(LayoutError, match="did you mean 'opt/model/up/kernel'"):
+        plan.layout("opt/model/up/kernl")
+    sharded = md.parallelize(descend_twice, MESH, {"opt/model/up/kernel": "model=S(1)", "**": "data=B"})
+    shown = [sharded.explain(f"{start}/up/kernel", *args) for start in ("model", "opt/model")]
+    assert str(shown[0]) == str(shown[1]) and len(shown[0].alternatives) == 9
     agreed = {"opt/model/up/kernel": "model=S(1)", "model/up/kernel": "data=S(0)"}
     plan = md.parallelize(descend_twice, MESH, agreed).plan(*args)
     assert str(plan.layout("model/up/kernel")) == "data=S(0) model=S(1)"
