@@ -17,7 +17,7 @@ export PYTHONPATH := .
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint bench calls coverage zoo fuzz fuzz-bytes pipelines strategies predictions targets measured bench-planner data clean
+.PHONY: help demo test test-all lint bench calls coverage zoo fuzz fuzz-bytes pipelines strategies predictions targets measured bench-planner data dist clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -86,6 +86,14 @@ bench-planner: $(VENV)/ready  ## write docs/planner.md: gaps, a second solver, p
 
 data: $(DATA)  ## fetch text, flights and ratings
 
+dist: .venv/release/ready  ## build sdist and wheel, check their metadata, and try the wheel outside the checkout
+	rm -rf dist && .venv/release/bin/python -m build
+	.venv/release/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --clear .venv/wheel && cd dist && env -u PYTHONPATH ../.venv/wheel/bin/python -m pip install --quiet *.whl
+	cd dist && env -u PYTHONPATH ../.venv/wheel/bin/meshdsl --version
+	tar xzOf dist/*.tar.gz --wildcards '*/examples/mlp.py' > dist/mlp.py
+	cd dist && env -u PYTHONPATH ../.venv/wheel/bin/meshdsl plan mlp.py --mesh data=4,model=2
+
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .cache runs build dist *.egg-info
 
@@ -111,6 +119,11 @@ requirements/py.txt:  # no version was read
 	$(PYTHON) -m venv .venv/targets
 	.venv/targets/bin/python -m pip install --quiet -r $(LOCK)
 	.venv/targets/bin/python -m pip install --quiet -e '.[tpu,cuda]'
+	@touch $@
+
+.venv/release/ready: pyproject.toml
+	$(PYTHON) -m venv .venv/release
+	.venv/release/bin/python -m pip install --quiet 'build>=1.2,<2' 'twine>=6,<8'
 	@touch $@
 
 $(ZOO)/ready: bench/zoo/requirements.txt

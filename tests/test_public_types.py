@@ -15,7 +15,7 @@ import meshdsl as md
 from meshdsl.util.stubs import stub_names
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("meshdsl", "layouts", "lowering", "models", "pyproject.toml")
+SOURCES = ("meshdsl", "layouts", "lowering", "models", "pyproject.toml", "README.md", "LICENSE")
 
 GOOD = '''
 from collections.abc import Callable
