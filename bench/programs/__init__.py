@@ -12,6 +12,12 @@ from bench.programs.adapter import Adapter
 
 REGISTRY = {  # program -> module, in which it is a constant in capitals
     "imagenet": "images",
+    "imagenet_scaled": "images",
+    "vit": "images",
+    "dit": "diffusion",
+    "ddpm": "diffusion",
+    "gemma": "gemma",
+    "conformer": "speech",
 }
 
 

@@ -3,7 +3,8 @@
     checkout   FOLDER/dm-haiku or FOLDER/deepmind+dm-haiku, at the adapter's commit
     build      imports the author's modules, returns their step with small arguments, or shapes of published size
 
-Only what loads data or writes logs may be a stub: a module of which every attribute exists and does nothing.
+Only what loads data, writes logs or is not used by the step may be a stub: a module in which every attribute exists
+and does nothing.
 """
 
 import subprocess
@@ -51,7 +52,7 @@ class Adapter:
       changed: lines of the program that change, one sentence each.
       aged: lines that the releases of jax and its libraries that are used here demand, one sentence each.
       folders: of the checkout, from which modules are imported.
-      stubs: modules that load data or write logs.
+      stubs: modules that load data, write logs, or are of no use to the step.
     """
 
     what: str
@@ -98,19 +99,23 @@ def commit_of(checkout: Path) -> str | None:
 # ---- Stubs -----------------------------------------------------------------------------------------------------------
 
 
-class _Nothing:
-    """Stands for any value: it can be called, and has all attributes."""
+class _NothingType(type):
+    """Of ``_Nothing``, so that it can be called, subscripted, and asked for any attribute, and is a class."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> "_Nothing":
-        return self
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) if cls is not _Nothing else cls
 
-    def __getattr__(self, name: str) -> "_Nothing":
+    def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self
+        return _Nothing
 
-    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return (object,)
+    def __getitem__(cls, key: Any) -> Any:
+        return cls
+
+
+class _Nothing(metaclass=_NothingType):
+    """Stands for any value of a stub, and may be the base of a class."""
 
 
 class _Stub(ModuleType):
@@ -119,7 +124,7 @@ class _Stub(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Nothing()
+        return _Nothing
 
 
 class _Stubs(MetaPathFinder, Loader):

@@ -42,7 +42,7 @@ At small size, on {", ".join(f"`{mesh}`" for mesh in MESHES)}.
 BYTES = f"""
 ## Bytes at published size
 
-Compiled for `{LARGE}` but not run; MB that one device sends per step, read from the compiled programs. XLA's program is
+Compiled for `{LARGE}` but not run; MB that one device sends per step, read from the compiled programs. XLA's
 `jax.jit` of the step with only its batch sharded (of a step for `jax.pmap`: `jax.shard_map` over the data axis).
 
 * **free**: our plan, everything but the batch left open

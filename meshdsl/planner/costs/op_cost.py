@@ -2,7 +2,7 @@
 
     seconds = max(FLOPs / rate, bytes / memory bandwidth) of one device  +  collectives inside its local program
 
-Narrow matrix products run below the rate (``Topology.half_side``); grouped convolutions have a rate of their own. A
+Narrow matrix products run below the rate (``Topology.half_side``); groups of a convolution have a rate of their own. A
 compiler fuses elementwise chains, so charging the bytes of every equation would over-count: only *materialized* values
 are read and written. A value is materialized if an operation that cannot be fused produces it or reads it whole, if it
 has several consumers, or if it enters or leaves a graph.
@@ -68,7 +68,8 @@ class OpWork:
       flops: multiply-adds counted twice.
       accesses: per operand and result, how often its bytes are read or written.
       itemsize: bytes per element of the operands, which decides the FLOP rate.
-      grouped: whether it is a grouped convolution, which has a FLOP rate of its own.
+      groups: of a convolution: how many, and the dim of the images that holds them; those of one device run one by one,
+        at a FLOP rate of their own. None if there is one.
       sides: of a matrix product or convolution: rows, columns and contracted dims.
       seconds: as specified for a function with a rule; the only cost then.
     """
@@ -76,14 +77,14 @@ class OpWork:
     flops: float
     accesses: tuple[int, ...]
     itemsize: float
-    grouped: bool = False
+    groups: "OperandSizes | None" = None
     sides: tuple["OperandSizes", ...] = ()
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class OperandSizes:
-    """A side of a matrix product: its length in elements, and the dims of one operand or result that form it."""
+    """A side of a matrix product, or groups: the length, and the dims of one operand or result that form it."""
 
     length: int
     tensor: int
@@ -140,14 +141,21 @@ def work_of(op: Op, in_memory: Set[int]) -> OpWork:
         accesses[IN_PLACE_UPDATES[op.name]] = 2
     floats = [v for v in op.inputs if jnp.issubdtype(v.dtype, jnp.inexact)] or op.inputs  # positions do not count
     itemsize = max((element_bits(v.dtype) / 8 for v in floats), default=4.0)
-    grouped = any(op.params.get(name, 1) > 1 for name in ("feature_group_count", "batch_group_count"))
-    return OpWork(_flops(op), tuple(accesses), itemsize, grouped, _sides(op))
+    return OpWork(_flops(op), tuple(accesses), itemsize, _groups(op), _sides(op))
 
 
 def workspace_bytes(op: Op) -> int:
     """Returns the bytes that an operation needs beside operands and results, sharded as its first result."""
     spent = op.params["ruled"].spent if op.name == "ruled" else None
     return int(spent.room) if spent else 0
+
+
+def _groups(op: Op) -> OperandSizes | None:
+    if op.name != "conv_general_dilated":
+        return None
+    batch, feature, *_ = op.params["dimension_numbers"].lhs_spec
+    counts = ((op.params["batch_group_count"], batch), (op.params["feature_group_count"], feature))
+    return next((OperandSizes(count, 0, (dim,)) for count, dim in counts if count > 1), None)
 
 
 def _sides(op: Op) -> tuple[OperandSizes, ...]:
@@ -317,12 +325,11 @@ def work_seconds(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Costs:
     """Returns the seconds of the work in every joint state, without exchanges."""
     topology = mesh.topology
     parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
-    seconds = work.flops / topology.flops(work.itemsize, work.grouped) if work.seconds is None else work.seconds
-    compute = local_share(mesh, parallel) * seconds
+    one, several = (work.flops / topology.flops(work.itemsize, grouped) for grouped in (False, True))
+    seconds = one if work.groups is None else np.where(_local_length(work.groups, rows, mesh) > 1, several, one)
+    compute = local_share(mesh, parallel) * (seconds if work.seconds is None else work.seconds)
     for side in work.sides:
-        dims = {Split(dim) for dim in side.dims}
-        split = np.array([row.outputs[side.tensor] in dims for row in rows])
-        compute *= 1 + topology.half_side / np.maximum(side.length * local_share(mesh, split), 1)
+        compute *= 1 + topology.half_side / np.maximum(_local_length(side, rows, mesh), 1)
     traffic = np.zeros_like(compute)
     for i, count in enumerate(work.accesses):
         if count:
@@ -331,6 +338,13 @@ def work_seconds(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Costs:
             traffic += local_share(mesh, split) * (count * float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
     overhead = topology.overhead if any(work.accesses) else 0.0
     return np.asarray(np.maximum(compute, traffic) + overhead)
+
+
+def _local_length(sizes: OperandSizes, rows: Rows, mesh: Mesh) -> Costs:
+    """Returns the length on one device in every joint state."""
+    dims = {Split(dim) for dim in sizes.dims}
+    split = np.array([row.outputs[sizes.tensor] in dims for row in rows])
+    return sizes.length * local_share(mesh, split)
 
 
 def unsharded_seconds(op: Op, work: OpWork, mesh: Mesh) -> float:

@@ -7,13 +7,18 @@ import pytest
 from jax import lax
 
 from meshdsl.ir.graph import walk
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B, P, S
+from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import parse_module
-from meshdsl.planner.costs.op_cost import materialized_ids, work_of
+from meshdsl.planner.costs.op_cost import materialized_ids, work_of, work_seconds
 from meshdsl.trace.read_jaxpr import read_jaxpr
 
 LARGE, SMALL = np.zeros((64, 8), np.float32), np.zeros((1, 8), np.float32)
 INDEX = np.zeros((1, 1), np.int32)
+FOUR = Mesh(data=4)
+CPU = FOUR.topology
 
 
 def work(name, function, *args):
@@ -64,3 +69,14 @@ def test_padding_and_gaps_of_a_convolution_are_no_work(options):
     graph = read_jaxpr(jax.make_jaxpr(step)(x, w))
     counted = sum(work_of(op, set()).flops for _, op in walk(graph))
     assert counted == product_flops(parse_module(jax.jit(step).lower(x, w).as_text("hlo")))
+
+
+@pytest.mark.parametrize(("groups", "rate"), [(4, CPU.flops32), (8, CPU.grouped), (1, CPU.flops32)])
+def test_one_group_per_device_runs_as_a_convolution_without_groups(groups, rate):
+    """The gradient of a kernel whose images each device has of its own is a convolution with a group per device."""
+    x, w = np.zeros((2, 9, 9, 64), np.float32), np.zeros((3, 3, 64 // groups, 64), np.float32)
+    made, shapes = work("conv_general_dilated", conv(groups=groups), x, w), ((x.shape, 0), (w.shape, 0), (x.shape, 0))
+    rows = Signature((B, B), (B,)), Signature((S(3), S(3 if groups > 1 else 2)), (S(3) if groups > 1 else P,))
+    whole, split = work_seconds([Signature((), (*row.inputs, *row.outputs)) for row in rows], shapes, made, FOUR)
+    assert split == pytest.approx(made.flops / 4 / rate + CPU.overhead)
+    assert whole == pytest.approx(made.flops / (CPU.grouped if groups > 1 else CPU.flops32) + CPU.overhead)
