@@ -38,12 +38,14 @@ def data_axes(mesh: Mesh) -> tuple[str, ...]:
     return tuple(axis for axis in mesh.names if axis != FREE)
 
 
-def on_mesh(training: Training, mesh: Mesh, pins: Pins | None = None, outputs: Pins | None = None) -> Sharded:
+def on_mesh(
+    training: Training, mesh: Mesh, pins: Pins | None = None, outputs: Pins | None = None, memory: float | None = None
+) -> Sharded:
     """Returns the step over a mesh: its batch split over the data axes, everything else left open if not pinned."""
     axes = data_axes(mesh)
     batch = {glob: Layout(**{axis: S(dim) for axis in axes}) for glob, dim in training.batch.items()}
     names = {training.axis: axes} if training.axis else None
-    return parallelize(training.step, mesh, batch if pins is None else pins, outputs, axis_names=names)
+    return parallelize(training.step, mesh, batch if pins is None else pins, outputs, memory, axis_names=names)
 
 
 # ---- Steps in a row --------------------------------------------------------------------------------------------------
