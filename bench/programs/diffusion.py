@@ -15,7 +15,7 @@ TREE_MAP = "`jax.tree_map` is `jax.tree.map`"
 
 
 def _dit(size: str) -> Training:
-    """``DiffusionTrainer.update``, a method under ``jax.pmap``: noise and steps are drawn from one key on all devices."""
+    """``DiffusionTrainer.update``, a method under ``jax.pmap``: noise is drawn from one key on all devices."""
     jax.tree_map = jax.tree.map
     import train_diffusion as program
 
