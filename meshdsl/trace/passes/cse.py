@@ -1,8 +1,8 @@
 """Common subexpression elimination: equal expressions are computed once.
 
 Two operations are equal if their primitives, parameters and operands are, in either order where that does not matter:
-the gradient of ``x * x`` is ``g * x + x * g``. A barrier keeps expressions apart, so it
-equals no other, and neither does an operation with effects.
+the gradient of ``x * x`` is ``g * x + x * g``. Closed-over arrays are equal if their elements are: every layer may make
+the same mask by numpy. A barrier keeps expressions apart, so it equals no other, and neither does an operation with effects.
 
 Slices are compared by the elements of the unsliced array that they take, as compilers do; an ``associative_scan`` takes
 the same ones twice. A ``select_n`` between equal cases is that case. A sort, a loop and a conditional take every
@@ -11,6 +11,7 @@ operand once.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,8 @@ def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
 
 def expression(op: Op) -> Any:
     """Returns a hashable key that is equal for operations that compute the same."""
+    if op.name == "constant":
+        return op.name, _frozen(op.params), op.manual
     if op.primitive is None or op.effects or op.name == "optimization_barrier":
         return id(op)
     operands = [x.id if isinstance(x, Value) else _operand(x) for x in op.inputs]
@@ -126,4 +129,6 @@ def _frozen(x: Any) -> Any:
         return type(x), tuple(map(_frozen, x))
     if isinstance(x, float):
         return float, repr(x)
+    if isinstance(x, np.ndarray):
+        return x.dtype, x.shape, sha256(x.tobytes()).digest()
     return (type(x), x) if is_hashable(x) else id(x)

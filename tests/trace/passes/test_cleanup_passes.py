@@ -172,6 +172,26 @@ def test_equal_operations_merge():
     assert names(graph).count("sin") == 1
 
 
+def test_closed_over_arrays_merge_if_their_elements_are_equal():
+    zero, minus = np.zeros(4, np.float32), -np.zeros(4, np.float32)
+
+    def masked(x):
+        return x * np.tri(4, dtype=np.float32)
+
+    def step(x):
+        twice = masked(x), masked(x)
+        alone = x * np.tri(4, k=1, dtype=np.float32), x * zero, x * minus, x[0].astype(int) * np.zeros(4, np.int32)
+        return twice, alone, jax.lax.scan(lambda c, _: (masked(c) + masked(c), None), x, None, 3)[0]
+
+    graph = dce(cleaned(step, X, by=cse))
+    assert names(graph).count("constant") == 5
+    assert graph.returned[0] is graph.returned[1]
+    (loop,) = (op for op in graph.ops if op.name == "scan")
+    assert names(loop.bodies[0]).count("mul") == 1
+    x = np.arange(16.0, dtype=np.float32).reshape(4, 4)
+    assert all(map(np.array_equal, run_graph(graph, [x]), jax.tree.leaves(step(x))))
+
+
 def test_operands_of_sums_and_products_have_no_order():
     def step(x):
         y = jnp.cos(x)
