@@ -1,8 +1,12 @@
 """Dim groups of operations whose dims differ in length: windows and reshapes.
 
-    convolution  [n] -> [n - 2]          n; n - 2      either may be longer, since the padding of the windows makes up
-                                                       for it: what comes after the end is cut off, or is more windows
-    pooling      [n] -> [n - 2]          n and n - 2   likewise, but its padding cannot be negative
+    convolution  [n], [3] -> [n - 2]     n; 3; n - 2   each may be longer, since the padding of the windows makes up for
+                                                       it: what comes after the end is cut off, or is more windows; the
+                                                       kernel is long in the gradient by the weights, [n], [n - 2] -> [3]
+    pooling      [n] -> [n - 2]          n and n - 2,  likewise, but its padding cannot be negative
+                                         n; n - 2
+    its gradient [n - 2], [n] -> [n]     n - 2,        further windows write zeros, wherever their maxima are
+                                         or all three
     reshape      [n, m, d] -> [n m, d]   n and n m     the padding of n stays at the end of n m
 
 Operations have these groups for padding alone, which is at the end; those of ``dim_groups`` hold wherever it is.
@@ -32,10 +36,13 @@ def _resized(op: Op, sizes: Mapping[int, int]) -> Iterator[DimGroup]:
     if op.name == "conv_general_dilated":
         spec, zero = op.params["dimension_numbers"], np.zeros((), op.inputs[0].dtype)
         images = ((0, d, op.inputs[0].shape[d], zero) for d in spec.lhs_spec[2:])
+        kernels = ((1, d, op.inputs[1].shape[d], zero) for d in spec.rhs_spec[2:])
         results = ((2, d, op.outputs[0].shape[d], None) for d in spec.out_spec[2:])
-        yield from (DimGroup(n, ((i, d),), fill) for i, d, n, fill in (*images, *results) if n in sizes)
+        yield from (DimGroup(n, ((i, d),), fill) for i, d, n, fill in (*images, *kernels, *results) if n in sizes)
     elif op.name in WINDOWS:
         yield from _pooled(op, sizes)
+    elif op.name == "select_and_scatter_add":
+        yield from _spread(op, sizes)
     elif op.name == "reshape" and op.params["dimensions"] is None:
         for d, e in merged_dims(op):
             n, m = op.inputs[0].shape[d], op.outputs[0].shape[e]
@@ -44,7 +51,7 @@ def _resized(op: Op, sizes: Mapping[int, int]) -> Iterator[DimGroup]:
 
 
 def _pooled(op: Op, sizes: Mapping[int, int]) -> Iterator[DimGroup]:
-    """Yields groups of pooled dims: of operand and result together, or of the result alone.
+    """Yields groups of pooled dims: of operand and result together, or of one of them alone.
 
     The padding of windows cannot be negative, and where it is not zero, the operand's padding has to be as neutral.
     """
@@ -55,8 +62,27 @@ def _pooled(op: Op, sizes: Mapping[int, int]) -> Iterator[DimGroup]:
         enough = high - longer * op.params["base_dilation"][d] + more * op.params["window_strides"][d] >= 0
         if longer and more and enough and (fill is not None or high == 0):
             yield DimGroup(n, ((0, d), (1, d)), fill if high else None)
+        elif longer and not more and enough and fill is not None:
+            yield DimGroup(n, ((0, d),), fill)
         elif more:
             yield DimGroup(count, ((1, d),))
+
+
+def _spread(op: Op, sizes: Mapping[int, int]) -> Iterator[DimGroup]:
+    """Yields groups of dims of the gradient of max pooling: of the windows alone, or with the elements under them.
+
+    Further windows write zeros, so each of them needs a place to write to; elements behind the end may hold anything if
+    no window that was written sees them.
+    """
+    zero = np.zeros((), op.inputs[0].dtype)
+    for d, (step, (low, high)) in enumerate(zip(op.params["window_strides"], op.params["padding"], strict=True)):
+        count, n = op.inputs[0].shape[d], op.inputs[1].shape[d]
+        counted, held = sizes.get(count, count), sizes.get(n, n)
+        ends = (counted - 1) * step - low  # where the last window starts
+        if held > n and counted > count and high == 0 and ends < held and held - n <= (counted - count) * step:
+            yield DimGroup(n, ((0, d), (1, d), (2, d)), zero)
+        elif counted > count and ends < n:
+            yield DimGroup(count, ((0, d),), zero)
 
 
 # ---- Reshapes --------------------------------------------------------------------------------------------------------
@@ -103,18 +129,21 @@ def with_merged(graph: Graph, sizes: Mapping[int, int]) -> dict[int, int]:
 def resized_params(op: Op, operands: Sequence[Value | Literal], results: Sequence[Value]) -> dict[str, Any]:
     """Returns the parameters of an operation on these operands and results, some of whose dims are padded."""
     params = padded_params(op, operands, results)
+    pairs = (*zip(op.inputs, operands, strict=True), *zip(op.outputs, results, strict=True))
+    grown = [[m - n for n, m in zip(old.shape, new.shape, strict=True)] for old, new in pairs]
     if op.name == "conv_general_dilated":
         spec = op.params["dimension_numbers"]
-        dims = zip(spec.lhs_spec[2:], spec.out_spec[2:], op.params["lhs_dilation"], strict=True)
+        images, kernels, more = ([grown[i][d] for d in dims[2:]] for i, dims in enumerate(spec))
+        spread, wider = op.params["lhs_dilation"], op.params["rhs_dilation"]
     elif op.name in WINDOWS:
-        dims = zip(*[range(len(results[0].shape))] * 2, op.params["base_dilation"], strict=True)
+        images, more, kernels = *grown, [0] * len(grown[0])
+        spread, wider = op.params["base_dilation"], op.params["window_dilation"]
+    elif op.name == "select_and_scatter_add":
+        more, images, _ = grown
+        kernels, spread, wider = [0] * len(more), [1] * len(more), [1] * len(more)
     else:
         return params
-    padding = []
-    for (low, high), stride, (i, j, spread) in zip(
-        op.params["padding"], op.params["window_strides"], dims, strict=True
-    ):
-        longer = operands[0].shape[i] - op.inputs[0].shape[i]
-        more = results[0].shape[j] - op.outputs[0].shape[j]
-        padding.append((low, high - longer * spread + more * stride))
-    return {**params, "padding": tuple(padding)}
+    strides = op.params["window_strides"]
+    ends = zip(op.params["padding"], images, spread, kernels, wider, more, strides, strict=True)
+    padding = tuple((low, high - n * a + k * b + m * c) for (low, high), n, a, k, b, m, c in ends)
+    return {**params, "padding": padding}

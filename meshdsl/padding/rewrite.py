@@ -226,18 +226,18 @@ class _Padder:
         if group.fill is not None:
             for i, d in group.ports:
                 if i < len(inputs):
-                    inputs[i] = self._filled(inputs[i], d, group)
+                    inputs[i] = self._filled(inputs[i], d, op.inputs[i].shape[d], group.fill)
 
-    def _filled(self, x: Atom, d: int, group: DimGroup) -> Atom:
-        """Returns ``x`` with the group's fill value in the padding of dim ``d``."""
+    def _filled(self, x: Atom, d: int, size: int, fill: Any) -> Atom:
+        """Returns ``x`` with ``fill`` in the padding of dim ``d``, which has ``size`` elements without it."""
         assert isinstance(x, Value)
-        fill, zero = np.asarray(group.fill), not np.any(group.fill)
+        fill, zero = np.asarray(fill), not np.any(fill)
         if zero and (x.id, d) in self.zeros:
             return x
         key = x.id, d, fill.tobytes()
         if key not in self.masked:
             fill = fill.astype(x.dtype)
-            self.masked[key] = new = self._emit(lambda y: _mask(y, d, group.size, fill), x)
+            self.masked[key] = new = self._emit(lambda y: _mask(y, d, size, fill), x)
             self.zeros |= {(new.id, e) for e in range(len(x.shape)) if zero and (x.id, e) in self.zeros}
             self.zeros |= {(new.id, d)} if zero else set()
         return self.masked[key]

@@ -20,7 +20,7 @@ from meshdsl.pins import UserPins
 from meshdsl.trace import trace
 from tests.trace.interpreter import run_graph
 
-N, SIZES = 22, {22: 24, 20: 24, 11: 16, 10: 16, 12: 16, 21: 24}
+N, SIZES = 22, {22: 24, 20: 24, 11: 16, 10: 16, 12: 16, 14: 16, 21: 24}
 NUMBERS = ("NWC", "WIO", "NWC")
 
 
@@ -34,7 +34,19 @@ def pool(x, kind, start, window, stride, padding):
     return lax.reduce_window(x, start, kind, (1, window, 1), (1, stride, 1), padding)
 
 
+def gradient(step, arguments):
+    return jax.grad(lambda x, k: jnp.sum(step(x, k) ** 2), arguments)
+
+
 STEPS = {
+    "by weights": gradient(lambda x, k: conv(x, k, "VALID"), 1),
+    "by strided weights": gradient(lambda x, k: conv(x, k, "VALID", 2, holes=2), 1),
+    "by pooled maxima": gradient(lambda x, k: pool(x, lax.max, -jnp.inf, 9, 1, "VALID"), 0),
+    "by pooled maxima of the inside": gradient(
+        lambda x, k: pool(jnp.tanh(x[:, :20]), lax.max, -jnp.inf, 7, 1, "VALID"), 0
+    ),
+    "by pooled minima": gradient(lambda x, k: pool(x, lax.min, jnp.inf, 9, 1, "VALID"), 0),
+    "by pooled sums": gradient(lambda x, k: pool(x, lax.add, 0.0, 3, 2, "VALID"), 0),
     "valid": lambda x, k: conv(x, k, "VALID"),
     "same": lambda x, k: conv(x, k, "SAME"),
     "twice": lambda x, k: conv(jnp.maximum(conv(x, k, "VALID"), 0.0), k, "VALID"),
@@ -142,13 +154,16 @@ def test_layers_that_each_lose_some_rows_stay_split():
     plan = plan_best_variant(trace(valid_layers, args), mesh, UserPins({"x": "x=S(1)", "k": "x=B"})).plan
     assert dict(plan.padded).keys() == {2046, 2044, 2042}
     assert plan.bytes == 3 * 2 * 2 * 16 * 4 + 7  # halos of two rows, and the sum
+    step = jax.grad(valid_layers, (0, 1))
+    plan = plan_best_variant(trace(step, args), mesh, UserPins({"x": "x=S(1)", "k": "x=B"})).plan
+    assert plan.bytes < 12 * 2 * 2 * 16 * 4 + 2 * 3 * 16 * 16 * 4  # both ways, and the gradient of the weights
 
 
 def test_they_run():
     rng = np.random.default_rng(0)
     args = rng.normal(size=(2, 256, 4)).astype(np.float32), rng.normal(size=(3, 4, 4)).astype(np.float32)
     sharded = md.parallelize(
-        jax.value_and_grad(valid_layers, 1), md.Mesh(x=8, topology=SLOW_DEVICES), {"x": "x=S(1)", "k": "x=B"}
+        jax.value_and_grad(valid_layers, (0, 1)), md.Mesh(x=8, topology=SLOW_DEVICES), {"x": "x=S(1)", "k": "x=B"}
     )
     assert sharded.plan(*args).padded
     assert sharded.check(*args).divided["x"] > 0.5
