@@ -73,7 +73,8 @@ class Exchange:
         return _PARTS[self.pattern](self, extent, sizes)
 
     def __str__(self) -> str:
-        return _TEXTS[self.pattern].format(self)
+        around = self.pattern == "cycle" and self.before + self.after
+        return f"{_TEXTS['window'].format(self)}, cyclically" if around else _TEXTS[self.pattern].format(self)
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def ordered_exchanges(listed: Sequence[tuple[Exchange, ...]]) -> tuple[ExchangeS
 
 def _are_separate_windows(groups: Iterable[tuple[Exchange, ...]]) -> bool:
     dims = [dim for group in groups for dim in {e.dim for e in group}]
-    return len(dims) == len(set(dims)) and all(e.pattern == "window" for group in groups for e in group)
+    return len(dims) == len(set(dims)) and all(e.pattern in ("window", "cycle") for group in groups for e in group)
 
 
 # ---- Collectives of each pattern -------------------------------------------------------------------------------------

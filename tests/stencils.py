@@ -397,6 +397,34 @@ def torus(u):
     return u + 0.1 * (p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4 * u)
 
 
+@plane((2, 2), (4, 4))
+def nine_points_around_a_torus(u):
+    return sum(
+        w[i + 1][j + 1] * jnp.roll(u, (i, j), (0, 1))
+        for w in [((1, 4, 1), (4, -20, 4), (1, 4, 1))]
+        for i in (-1, 0, 1)
+        for j in (-1, 0, 1)
+    )
+
+
+@plane((2, 2), (4, 4))
+def neighbours_around_a_torus(u):
+    """A board of cells."""
+    shifted = [jnp.roll(jnp.roll(u, i, 0), j, 1) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
+    return jax.nn.sigmoid(jnp.sum(jnp.stack(shifted), 0) - 3 + u)
+
+
+@plane((4, 4), (8, 8))
+def wide_star_around_a_torus(u):
+    return sum(w * jnp.roll(u, k, d) for d in (0, 1) for k, w in ((-2, -1.0), (-1, 16.0), (1, 16.0), (2, -1.0)))
+
+
+@plane((2, 2), (11, 10))  # nine arrays are shifted one by one
+def nine_points_with_periodic_ghosts(u):
+    p = jnp.pad(u, 1, mode="wrap")
+    return sum(jnp.sin(p[i : i + len(u), j : j + u.shape[1]]) for i in range(3) for j in range(3))
+
+
 @plane((6, 6), (12, 12))
 def plane_in_time(u):
     return lax.scan(lambda u, _: (nine_points(u), None), u, length=3)[0]

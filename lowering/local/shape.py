@@ -12,6 +12,7 @@ from meshdsl.lowering.local.collectives import cycle, mirror, slid, swap, window
 from meshdsl.lowering.local.indexing import part_in_block
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.rules.shape import longest_moves, pad_windows, slice_windows
+from meshdsl.trace.passes.share_halos import rolled
 
 
 @local("broadcast_in_dim")
@@ -123,6 +124,19 @@ def shifts(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arr
         starts = [halos[d][0] - by if d in halos else 0 for d, by in enumerate(move)]
         part = lax.slice(held, starts, [start + n for start, n in zip(starts, x.shape, strict=True)])
         moved.append(lax.pad(part, fill, amounts) if any(map(any, amounts)) else part)
+    return tuple(moved)
+
+
+@local("rolls")
+def rolls(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """Slices of the block with the halo of the longest moves; dims that are whole are rolled."""
+    (x,), layout = arrays, where.inputs[0]
+    halos = {d: longest_moves(op, d) for d in range(x.ndim) if layout.splitting(d)}
+    held, moved = windows(x, where, layout, halos, fill=None), []
+    for move in op.params["moves"]:
+        starts = [halos[d][0] - by if d in halos else 0 for d, by in enumerate(move)]
+        part = lax.slice(held, starts, [start + n for start, n in zip(starts, x.shape, strict=True)])
+        moved.append(rolled(part, {d: by for d, by in enumerate(move) if d not in halos}))
     return tuple(moved)
 
 

@@ -2,7 +2,7 @@
 
     convolution  [n], [3] -> [n - 2]     n; 3; n - 2   each may be longer, since the padding of the windows makes up for
                                                        it: what comes after the end is cut off, or is more windows; the
-                                                       kernel is long in the gradient by the weights, [n], [n - 2] -> [3]
+                                                       kernel is long in the gradient by weights, [n], [n - 2] -> [3]
     pooling      [n] -> [n - 2]          n and n - 2,  likewise, but its padding cannot be negative
                                          n; n - 2
     its gradient [n - 2], [n] -> [n]     n - 2,        further windows write zeros, wherever their maxima are

@@ -161,8 +161,20 @@ def shifts(op: Op) -> Rule:
     )
 
 
+@rule("rolls")
+def rolls(op: Op) -> Rule:
+    """Dims along which nothing moves; along others, each block is widened, cyclically, by the longest moves."""
+    halos = {d: halo for d in range(_rank(op)) if any(halo := longest_moves(op, d))}
+    extra = tuple(
+        Signature((S(d),), (S(d),) * len(op.outputs), collectives=(Exchange("cycle", 0, d, before=b, after=a),))
+        for d, (b, a) in halos.items()
+    )
+    dims = kept(_rank(op), *halos)
+    return Rule((dims,), (dims,) * len(op.outputs), commuting=((0,),), extra=extra)
+
+
 def longest_moves(op: Op, d: int) -> tuple[int, int]:
-    """Returns by how many places ``shifts`` moves its operand along dim d, at most forward, and at most backward."""
+    """Returns how far ``shifts`` or ``rolls`` moves its operand along dim d: at most forward, at most backward."""
     along = [move[d] for move in op.params["moves"]]
     return max(0, *along), max(0, *(-by for by in along))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from meshdsl.trace.passes.share_halos import rolls_p
 from tests.rules.data import floats
 from tests.rules.listed import proved_together
 
@@ -59,6 +60,7 @@ CASES |= {
     "products": ("reduce_window", partial(pool, start=1.0, kind=lax.mul), floats(12, 12)),
     "forward": ("select_and_gather_add", lambda t, x: jax.jvp(pool, (x,), (t,))[1], floats(12, 12), DISTINCT),
     "backward": ("select_and_scatter_add", lambda y, x: jax.vjp(pool, x)[1](y)[0], floats(6, 12), DISTINCT),
+    "rolled": ("rolls", lambda x: rolls_p.bind(x, moves=((1, 1), (-1, 2), (0, -1))), floats(12, 12)),
     "cut": ("slice", lambda x: x[2:-4, 3:-3], floats(24, 18)),
     "padded": ("pad", lambda x: jnp.pad(x, ((2, 4), (4, 2)), constant_values=7.0), floats(12, 12)),
 }

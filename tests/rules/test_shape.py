@@ -8,7 +8,7 @@ from meshdsl.layouts.placement import B, S
 from meshdsl.rules import rows_of
 from meshdsl.trace.passes.permutations import deal_p
 from meshdsl.trace.passes.rolls import roll_p
-from meshdsl.trace.passes.share_halos import shifts_p
+from meshdsl.trace.passes.share_halos import rolls_p, shifts_p
 from tests.rules.data import bools, floats, ints
 from tests.rules.prover import drawn, prove, sample
 
@@ -88,6 +88,9 @@ case("pad", lambda x: lax.pad(x, 7, ((-2, 20, 0),)), ints(6), **blocks(0))
 case("shifts", lambda x: shifts_p.bind(x, 0.0, moves=((1, 0), (2, 0), (-1, 0))), floats(12, 24))
 case("shifts", lambda x, v: shifts_p.bind(x, v, moves=((1, 0), (2, -1), (0, 1))), floats(12, 24), floats())
 case("shifts", lambda x: shifts_p.bind(x, 3, moves=((5,), (7,))), ints(24))
+case("rolls", lambda x: rolls_p.bind(x, moves=((1, 0), (2, 0), (-1, 0))), floats(12, 24))
+case("rolls", lambda x: rolls_p.bind(x, moves=((1, 1), (2, -1), (0, 1))), floats(12, 24))
+case("rolls", lambda x: rolls_p.bind(x, moves=((3,), (-3,), (2,))), ints(24))
 case("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, jnp.int32), floats(12, 24))
 case("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, jnp.uint8), floats(12, 24))
 case("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, jnp.int32), ints(24, 4, dtype="uint8", low=0))

@@ -26,6 +26,7 @@ collective on a value that XLA removes, merges or moves out of a loop would be c
     cse                           cse               merges equal expressions, which leaves conditions without uses
     dce                           dce               drops these
     share_halos                   share_halos       after cse, which merges equal shifts
+    dce                           dce               drops rolls that only rolls of them read
     split_partial_casts           duplicate         after cse, which would merge the copies again
     clone_cheap_constants         duplicate         last, for the same reason
 
@@ -77,6 +78,7 @@ PASSES: tuple[Pass, ...] = (
     cse,
     dce,
     share_halos,
+    dce,
     split_partial_casts,
     clone_cheap_constants,
 )

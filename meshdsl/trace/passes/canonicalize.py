@@ -17,6 +17,7 @@ from jax.lax import broadcast_in_dim_p
 
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.rewrite import Table, broadcast_params, fresh_ids, in_bodies, substitute, values, with_ops
+from meshdsl.rules.elementwise import is_zero
 from meshdsl.trace.read_jaxpr import written
 
 # ---- Identities ------------------------------------------------------------------------------------------------------
@@ -180,13 +181,25 @@ def _choice(mask: jax.Array, x: jax.Array) -> jax.Array:
 
 # ---- Empty -----------------------------------------------------------------------------------------------------------
 # Arrays without elements are created by a broadcast of zero: they need no operand, which could be resharded in vain.
-# A padded empty array is the padding, and the sum of one is zero.
+# A padded empty array is the padding, and the sum of one is zero. Where autodiff adds such zeros to a cotangent, as in
+# the gradient of a roll by no places, it would not have added them had it known.
 
 
 def materialize_empty(graph: Graph) -> Graph:
     """Returns the graph with broadcasts in place of operations that return only empty arrays, or pad one."""
-    ops = (in_bodies(materialize_empty, op) for op in graph.ops)
-    return with_ops(graph, (new for op in ops for new in _simplest(op)))
+    table: Table = {}
+    zeros: set[int] = set()
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(materialize_empty, substitute(op, table))
+        rest = [x for x in op.inputs if x.id not in zeros] if op.name == "add_any" else []
+        if len(rest) == 1:
+            table[op.outputs[0].id] = rest[0]
+            continue
+        made = _simplest(op)
+        zeros |= {v.id for new in made if new is not op and is_zero(new.inputs[0]) for v in new.outputs}
+        ops += made
+    return with_ops(graph, ops)
 
 
 def _simplest(op: Op) -> tuple[Op, ...]:
@@ -232,7 +245,7 @@ def fold_broadcast_slices(graph: Graph) -> Graph:
     ops: list[Op] = []
     for op in graph.ops:
         op = in_bodies(fold_broadcast_slices, op)
-        source = _spread(op, made) if op.name in ("slice", "split") else None
+        source = _spread(op, made) if op.name in ("slice", "split", "unstack") else None
         pieces = [_piece(op, source, v) for v in op.outputs] if source else [op]
         made.update((piece.outputs[0].id, piece) for piece in pieces if piece.name == "broadcast_in_dim")
         ops += pieces
@@ -245,11 +258,14 @@ def _spread(op: Op, made: Mapping[int, Op]) -> Op | None:
     source = made.get(x.id) if isinstance(x, Value) else None
     if source is None:
         return None
-    cut = {d for v in op.outputs for d, n in enumerate(v.shape) if n != x.shape[d]}
     kept = zip(source.inputs[0].shape, source.params["broadcast_dimensions"], strict=True)
+    if op.name == "unstack":
+        return None if op.params["axis"] in source.params["broadcast_dimensions"] else source
+    cut = {d for v in op.outputs for d, n in enumerate(v.shape) if n != x.shape[d]}
     return None if cut & {d for n, d in kept if n > 1} else source
 
 
 def _piece(op: Op, source: Op, v: Value) -> Op:
-    params = broadcast_params(v.shape, source.params["broadcast_dimensions"])
+    gone = op.params["axis"] if op.name == "unstack" else len(v.shape)
+    params = broadcast_params(v.shape, [d - (d > gone) for d in source.params["broadcast_dimensions"]])
     return replace(source, params=params, outputs=(v,), source=op.source, scope=op.scope, phase=op.phase)

@@ -20,6 +20,7 @@ from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.rewrite import in_bodies, values, with_ops
 
 Amounts = tuple[int, int, int]  # in front, behind, between
+FEW = 8  # one of so many places is few
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,20 @@ _EDGES: dict[str, Callable[[Op, Atom, dict[int, Op]], Edges | None]] = {
 }
 
 
+def _leaves_few(inner: Edges, outer: Edges) -> bool:
+    """Whether the inner one leaves few places of a dim that the outer one leaves alone: few that a slice finds."""
+    ends = zip(inner.source.shape, inner.amounts, outer.amounts, strict=True)
+    return any(not any(then) and 0 < FEW * (n + low + high) <= n for n, (low, high, _), then in ends)
+
+
 def _fold_edges(op: Op, makers: dict[int, Op]) -> Op:
     """Folds a pad or slice of a padded or sliced array into one."""
     outer = _EDGES[op.name](op, op.outputs[0], makers)
     inner = _edges(outer.source, makers) if outer else None
     if outer is None or inner is None:
         return replace(op, inputs=(op.inputs[0], outer.fill)) if outer and outer.fill and op.name == "pad" else op
+    if _leaves_few(inner, outer):
+        return op
     fills = [edges.fill for edges in (inner, outer) if edges.fill is not None and _fills(edges)]
     amounts = [_after(a, b) for a, b in zip(inner.amounts, outer.amounts, strict=True)]
     if not fills or None in amounts or len({str(fill.value) for fill in fills}) > 1:

@@ -336,6 +336,19 @@ def test_a_padded_array_without_elements_is_the_padding():
     assert np.array_equal(run_graph(graph, [jnp.ones((4, 4))])[0], np.full((4, 4), 2.0))
 
 
+def test_no_zeros_of_empty_arrays_are_added_to_cotangents():
+    def step(x):
+        return jnp.concatenate([x[2:2], x[:2], x[2:], x[4:]], 0)
+
+    graph = cleaned(
+        lambda x, y: jax.vjp(step, x)[1](y),
+        X,
+        jax.ShapeDtypeStruct((4, 4), X.dtype),
+        by=lambda graph: dce(materialize_empty(graph)),
+    )
+    assert names(graph).count("add_any") == 1
+
+
 def test_a_scan_of_consts_alone_is_done_once():
     """Nothing changes from trip to trip: slices that nobody reads, carries that nobody changes."""
 

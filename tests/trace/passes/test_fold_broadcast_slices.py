@@ -21,6 +21,19 @@ def test_pieces_of_a_broadcast_are_broadcasts():
     assert md.parallelize(step, md.Mesh(x=2), {"x": "x=S(0)"}).check(jnp.arange(16.0).reshape(4, 4)).ok
 
 
+def test_layers_of_a_broadcast_are_broadcasts():
+    """The gradient of a sum of stacked arrays is one array, several times."""
+
+    def step(x):
+        layers = jnp.unstack(jax.lax.broadcast_in_dim(x, (4, 3, 4), (0, 2)), axis=1)
+        rows = jnp.unstack(jnp.broadcast_to(x[:1], (4, 4)), axis=0)
+        return *layers, *rows
+
+    graph = cleaned(step, X, by=fold_broadcast_slices)
+    assert names(graph).count("unstack") == 1
+    assert md.parallelize(step, md.Mesh(x=2), {"x": "x=S(0)"}).check(jnp.arange(16.0).reshape(4, 4)).ok
+
+
 def test_the_gradient_of_a_sum_of_pieces_is_made_once():
     """Compilers send equal pieces once."""
 
