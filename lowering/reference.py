@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -51,9 +52,10 @@ class WholeTarget(Target):
     def run_changed(self, op: Op, arrays: Arrays, **params: Any) -> Sequence[jax.Array]:
         """Runs the operation with some parameters changed."""
         if op.name == "enter_shard_map":
-            return (self._block(arrays[0], op.params["spec"]),)
+            return (_summand(self._block(arrays[0], op.params["spec"]), op.params["unreduced"]),)
         if op.name == "leave_shard_map":
-            return (_gathered(arrays[0], op.params["spec"]),)
+            whole = _gathered(arrays[0], op.params["spec"])
+            return (lax.psum(whole, op.params["unreduced"]) if op.params["unreduced"] else whole,)
         if op.name in KINDS:
             return run_local(op, arrays, Local(self.sizes, (Layout(),) * len(op.inputs), (Layout(),)))
         return bind(op, *arrays, **params)
@@ -64,6 +66,11 @@ class WholeTarget(Target):
                 length = x.shape[dim] // prod(self.sizes[axis] for axis in axes)
                 x = lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * length, length, dim)
         return x
+
+
+def _summand(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Returns the whole on the first device along ``axes``, zeros on all others."""
+    return jnp.where(lax.axis_index(axes) == 0, x, jnp.zeros_like(x)) if axes else x
 
 
 def _gathered(x: jax.Array, spec: Sequence[tuple[str, ...]]) -> jax.Array:

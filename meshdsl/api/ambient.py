@@ -56,7 +56,9 @@ LENIENT: Sequence[tuple[Context, Any]] = (
 )
 CALL_TESTS: Mapping[str, Callable[[jax.Array], jax.Array]] = {"jax_debug_nans": jnp.isnan, "jax_debug_infs": jnp.isinf}
 
-_NOT_AUTO = re.compile(r"axis names that are of type Auto|[Cc]ontext mesh .* should match")  # in jax's ValueErrors
+_NOT_AUTO = re.compile(  # in jax's ValueErrors
+    r"axis names that are of type Auto|educed axes can only refer to|[Cc]ontext mesh .* should match"
+)
 _read = attrgetter(*MEANING, *CALL_TESTS, "jax_disable_jit")
 
 
@@ -172,6 +174,14 @@ def explicit_mesh(devices: jax.sharding.Mesh, leaves: Iterable[Any]) -> jax.shar
     """
     placed = (x.sharding.mesh for x in leaves if isinstance(getattr(x, "sharding", None), NamedSharding))
     return next((mesh for mesh in (_ambient_mesh(devices), *placed) if _is_explicit_form(mesh, devices)), devices)
+
+
+def typed_shape(x: Any, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Return the shape of an argument with its sharding, if that is a part of its type: over Explicit axes."""
+    at = getattr(x, "sharding", None)
+    if not isinstance(at, NamedSharding) or AxisType.Explicit not in at.mesh.axis_types:
+        return shape
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, weak_type=shape.weak_type, sharding=at)
 
 
 def without_types(x: Any) -> Any:

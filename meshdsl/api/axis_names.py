@@ -33,11 +33,11 @@ from meshdsl.pins.conflicts import merge
 from meshdsl.trace import Call
 from meshdsl.trace.device_axes import DeviceAxis, DeviceMap, Splits, cutting, default_joint
 from meshdsl.trace.leaves import typed_leaf
-from meshdsl.trace.source import raised_at
+from meshdsl.trace.source import raised_at, raised_in_shard_map
 from meshdsl.util.paths import matches
 
 AxisNames = Mapping[str, tuple[str, ...]]  # mesh axes by axis name, outermost first
-_UNBOUND = re.compile(r"unbound axis name: (.+?)\.(?:\s|$)")  # in jax's NameError
+_UNBOUND = re.compile(r"unbound axis name: (.+?)\.?(?:\s|$)")  # in jax's NameError
 _NOTHING = Graph((), (Op(0, "return", None, {}, (), ()),))  # of arguments whose step is not traced yet
 OF_PMAP = "the axis of jax.pmap"  # the axis name of a mapped step without collectives
 
@@ -77,6 +77,9 @@ def trace_found(
             if options.axis_names:
                 row = f"{raised_at(error)}: axis name {name!r} is none of those stated{nearest(name, names)}"
                 raise _unknown(call.name, row, name, options) from error
+            if raised_in_shard_map(error):  # which binds names of its own
+                row = f"{raised_at(error)}: axis name {name!r} is none of the shard_map around it"
+                raise _unknown(call.name, f"{row}{nearest(name, options.mesh.names)}", name, options) from error
             axes = find_axes(name, options, call, f"{raised_at(error)}: axis name {name!r}", error)
             names = {known: those for known, those in names.items() if known != OF_PMAP} | {name: axes}
             notes.append(f"axis name {name!r} means {_listed(axes)}, which splits the batch; axis_names= states it")

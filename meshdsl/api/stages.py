@@ -25,14 +25,14 @@ from typing import Any, TypeVar
 
 import jax
 
-from meshdsl.api.ambient import JaxSettings
+from meshdsl.api.ambient import JaxSettings, typed_shape
 from meshdsl.api.axis_names import trace_found
 from meshdsl.api.calls import CallKind
 from meshdsl.api.executable import Executable
 from meshdsl.api.options import Options, donated_leaves
 from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
 from meshdsl.custom_rules import check_rules
-from meshdsl.errors import MemoryLimitError, PinError
+from meshdsl.errors import MemoryLimitError, PinError, TraceError
 from meshdsl.ir.graph import Leaf, TracedProgram
 from meshdsl.ir.solution import Pins
 from meshdsl.ir.text import is_equal_but_weak
@@ -48,6 +48,8 @@ from meshdsl.plan.types import Array
 from meshdsl.plan.validate import check_runnable, check_same_program
 from meshdsl.trace import Call, trace_call
 from meshdsl.trace.device_axes import DeviceMap
+from meshdsl.trace.shard_maps import check_stated_specs, explicit_specs
+from meshdsl.trace.spec_errors import asks_for_types
 
 SLOW_DEVICES = Topology(  # no message costs anything beside their work, and starting an operation costs nothing
     "slow devices", flops16=1e6, flops32=1e6, memory_bandwidth=1e6, memory=1e18, overhead=0.0, links=(Link(0.0, 1e12),)
@@ -63,14 +65,30 @@ def trace_for(
     """Return the program of a call, the whole batch at once.
 
     It depends on the mesh and the pins only if the step is written for one device; the map of devices is returned then.
+    Arguments are shapes without types over Explicit axes, so that calls with arrays that lie elsewhere are of one kind;
+    they have their types only where a ``jax.shard_map`` over such axes compares its specs with them.
+
+    Raises:
+      TraceError: the step cannot be traced, or its ``in_specs`` are inferred from types.
     """
     keep_cuts, keep = bool(options.pipeline and options.pipeline.axis), options.constraints == "keep"
-    inside, call = options.rules.inside, replace(call, leaves=tuple(kind.shapes()))
+    inside, shapes = options.rules.inside, kind.shapes()
+    untyped, typed = (replace(call, leaves=tuple(leaves)) for leaves in (shapes, map(typed_shape, call.leaves, shapes)))
 
-    def trace(devices: DeviceMap | None) -> TracedProgram:
-        return trace_call(step, call, inside, keep_cuts, devices, keep)
+    def trace(call: Call) -> tuple[DeviceMap | None, TracedProgram]:
+        return trace_found(lambda devices: trace_call(step, call, inside, keep_cuts, devices, keep), options, call)
 
-    return kind.settings.run(lambda: trace_found(trace, options, call))
+    try:
+        found = kind.settings.run(lambda: trace(untyped))
+    except TraceError as error:
+        if typed.leaves == untyped.leaves or not asks_for_types(error):
+            raise
+        with kind.settings.applied():
+            return trace(typed)
+    if typed.leaves != untyped.leaves and explicit_specs(found[1]):
+        with kind.settings.applied():
+            check_stated_specs(found[1], trace(typed)[1])
+    return found
 
 
 def stage(compute: "Callable[[CallStages], Stage]") -> "cached_property[Stage]":

@@ -5,7 +5,7 @@ exchange. So on a manual axis an operation has exactly one row, whatever its rul
 Only three kinds of operations have another one, which ``manual_row`` gives:
 
     enter_shard_map   S(d) -> B   where the argument's spec names the axis in dim d: in_specs are layouts that must hold
-    leave_shard_map   B -> S(d)   likewise by out_specs
+    leave_shard_map   B -> S(d)   likewise by out_specs; P in place of S(d) where the spec says unreduced
     a collective      B -> B      with the exchange that it is, on the axes that it runs over
 
 The other mesh axes are planned as everywhere. For them a collective is an operation on the dims that it leaves alone:
@@ -20,7 +20,7 @@ import numpy as np
 from meshdsl.ir.graph import Literal, Op
 from meshdsl.ir.manual import BOUNDARY
 from meshdsl.layouts.exchange import Exchange
-from meshdsl.layouts.placement import B, Partial, Placement, S
+from meshdsl.layouts.placement import B, P, Partial, Placement, S
 from meshdsl.layouts.sharding_rule import Rule, Signature
 from meshdsl.rules.registry import all_broadcast, rule
 
@@ -125,7 +125,7 @@ def manual_row(op: Op, axis: str) -> Signature:
     """Returns the only row of an operation on one of its manual axes."""
     if op.name in BOUNDARY:
         dim = split_dim(op, axis)
-        cut: Placement = B if dim is None else S(dim)
+        cut: Placement = P if axis in op.params["unreduced"] else B if dim is None else S(dim)
         return Signature((cut,), (B,)) if op.name == "enter_shard_map" else Signature((B,), (cut,))
     row = all_broadcast(op)
     if op.name not in KINDS or axis not in op.params["moved"] or isinstance(op.inputs[0], Literal):

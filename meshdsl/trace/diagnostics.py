@@ -11,11 +11,13 @@ import jax
 from meshdsl.errors import MeshDSLError, TraceError, faults, shortened
 from meshdsl.ir.graph import Graph, Op, walk
 from meshdsl.trace.passes.canonicalize import PLACING
-from meshdsl.trace.source import raised_at
+from meshdsl.trace.source import raised_at, raised_in_shard_map
+from meshdsl.trace.spec_errors import SPEC_REMEDY, spec_faults
 
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 # Exceptions of the step itself pass unchanged, with a note of the shapes that it was called with. Where the step needs
-# a value, which a trace does not have, jax would name internal functions and flat arguments; that error is translated.
+# a value, which a trace does not have, jax would name internal functions and flat arguments; that error is translated,
+# as are those about specs that do not fit.
 
 
 _OTHER_TRACE = "from different trace level"  # in flax's errors about objects of another function
@@ -29,6 +31,7 @@ _PASS_OBJECTS = (
     "a function changes only the objects of nnx that are its arguments: pass them to the step, and inside it through "
     "nnx.grad, nnx.scan and so on in place of jax.grad, jax.lax.scan"
 )
+_NO_SUCH_AXIS = "jax asserts, without words, that a collective runs over axes of the shard_map around it"
 
 
 @contextmanager
@@ -42,8 +45,12 @@ def translate_trace_errors(name: str, paths: Sequence[str], leaves: Sequence[Any
         if _changes_a_captured_object(error):
             row = f"{raised_at(error)}: {str(error).splitlines()[0]}"
             raise TraceError(faults(f"{name} cannot be traced:", [row], _PASS_OBJECTS)) from error
+        if rows := spec_faults(error):
+            raise TraceError(faults(f"{name} cannot be traced:", rows, SPEC_REMEDY)) from error
         if not _asks_for_a_value(error):
             error.add_note(f"{name} was traced with {_called_with(paths, leaves)}")
+            if isinstance(error, AssertionError) and raised_in_shard_map(error):
+                error.add_note(f"{raised_at(error)}: {_NO_SUCH_AXIS}")
             raise
         raise TraceError(faults(f"{name} cannot be traced:", _rows(error, paths), _REMEDY)) from error
 

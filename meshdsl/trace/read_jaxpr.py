@@ -32,7 +32,7 @@ from meshdsl.ir.rewrite import broadcast_params
 from meshdsl.primitives.constrain import constrain_p, stated_params
 from meshdsl.rules import RULES
 from meshdsl.trace.composites import IMPLEMENTATIONS
-from meshdsl.trace.shardings import stated_layout
+from meshdsl.trace.shardings import stated_layout, type_of_result
 from meshdsl.trace.source import SourceContext
 
 # ---- Composite primitives --------------------------------------------------------------------------------------------
@@ -235,8 +235,12 @@ def _plain(site: CallSite) -> Sequence[Atom]:
     body = written_out(eqn)
     if body is not None:
         return inline(body, site.inputs, site.frame, site.place)
-    more = {"primitive": eqn.primitive, "params": _plain_numbers(dict(eqn.params)), "effects": has_effects(eqn)}
-    return site.emit(eqn.primitive.name, site.inputs, eqn.outvars, **more)
+    name, more = eqn.primitive.name, {"primitive": eqn.primitive, "effects": has_effects(eqn)}
+    made = site.emit(name, site.inputs, eqn.outvars, params=_plain_numbers(dict(eqn.params)), **more)
+    sharding = type_of_result(eqn.params)
+    if not isinstance(sharding, NamedSharding):
+        return made
+    return [_constrained(site, x, sharding, f"{name}(out_sharding=)", is_type=True) for x in made]
 
 
 def has_effects(eqn: JaxprEqn) -> bool:
@@ -374,7 +378,8 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 REMATTED = "rematted_computation"  # in the name stack of what ``jax.checkpoint`` computes again
 
 # ---- Shardings -------------------------------------------------------------------------------------------------------
-# A sharding that one of jax's own functions states is a constraint, as one by ``md.constrain`` is. Autodiff states it
+# A sharding that one of jax's own functions states is a constraint, as one by ``md.constrain`` is; so is one that an
+# operation states for its result (``out_sharding=`` of ``jnp.einsum``, ``jnp.zeros``, ``reshape``). Autodiff states it
 # for cotangents too; these are left free, as those of ``md.constrain`` are.
 
 
@@ -384,13 +389,13 @@ def _stated(site: CallSite) -> Sequence[Atom]:
     if site.eqn.primitive.name == "device_put":
         return [_constrained(site, x, s, "device_put") for x, s in zip(site.inputs, params["devices"], strict=True)]
     if site.eqn.primitive.name == "reshard":
-        return [_constrained(site, site.inputs[0], params["dst_sharding"], "reshard")]
+        return [_constrained(site, site.inputs[0], params["dst_sharding"], "reshard", is_type=True)]
     return [_constrained(site, site.inputs[0], params["sharding"], "with_sharding_constraint")]
 
 
-def _constrained(site: CallSite, x: Atom, sharding: Any, by: str) -> Atom:
+def _constrained(site: CallSite, x: Atom, sharding: Any, by: str, is_type: bool = False) -> Atom:
     """The value under the sharding that an equation states; without a name of an axis, the equation is kept."""
-    found = stated_layout(sharding, len(x.shape))
+    found = stated_layout(sharding, len(x.shape), is_type)
     is_cotangent = "transpose(" in site.place.scope and REMATTED not in site.place.scope
     if sharding is None or not x.shape or not isinstance(x, Value) or is_cotangent:
         return x
@@ -398,6 +403,8 @@ def _constrained(site: CallSite, x: Atom, sharding: Any, by: str) -> Atom:
         made = site.emit(site.eqn.primitive.name, (x,), (x,), primitive=site.eqn.primitive, params={})
         return made[0]
     layout, closed = found
+    if is_type and not layout.placements:
+        return x
     params = stated_params(layout, by, closed)
     return site.emit("constrain", (x,), (x,), primitive=constrain_p, params=params)[0]
 

@@ -6,8 +6,9 @@
       c = psum b                the body, operation by operation, at local shapes: ``data`` is manual there
       y = leave_shard_map c
 
-So loops, gradients and kernels in a body need nothing of their own. The body's operations carry the names of the manual
-axes (``Op.manual``), and a collective becomes an operation with parameters of one spelling in all versions of jax:
+So loops, gradients and kernels in a body need nothing of their own. What a spec calls unreduced is a partial sum
+outside, and one device's summand inside. The body's operations carry the names of the manual axes (``Op.manual``), and
+a collective becomes an operation with parameters of one spelling in all versions of jax:
 
     axes    the mesh axes it runs over, in the user's order
     moved   those among them over which anything moves
@@ -19,13 +20,16 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import AxisType
 
 from meshdsl.errors import TraceError, faults
-from meshdsl.ir.graph import Atom, Graph, Op, walk
+from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, walk
+from meshdsl.ir.index import ops_named
 from meshdsl.ir.manual import BOUNDARY
 from meshdsl.rules.shard_map import moved_axes
 from meshdsl.trace.diagnostics import PLANNED
 from meshdsl.trace.read_jaxpr import CallSite, closed, inline, reader
+from meshdsl.trace.spec_errors import NO_SPECS
 
 # ---- Boundary --------------------------------------------------------------------------------------------------------
 
@@ -38,8 +42,12 @@ def _shard_map(site: CallSite) -> Sequence[Atom]:
     body = closed(params["jaxpr"])
 
     def cross(name: str, x: Atom, made: Any, spec: Any) -> Atom:
-        about = {"spec": _spec(spec, len(x.shape)), "sizes": sizes, "mesh": mesh, "by": "shard_map"}
-        return site.emit(name, (x,), (made,), params=about)[0]
+        about: dict[str, Any] = {
+            "spec": _spec(spec, len(x.shape)),
+            "unreduced": tuple(n for n, _ in mesh if n in spec.unreduced),
+        }
+        about |= {"sizes": sizes, "mesh": mesh, "explicit": AxisType.Explicit in params["mesh"].axis_types}
+        return site.emit(name, (x,), (made,), params={**about, "by": "shard_map"})[0]
 
     arguments = zip(site.inputs, body.jaxpr.invars, params["in_specs"], strict=True)
     blocks = [cross("enter_shard_map", x, v, spec) for x, v, spec in arguments]
@@ -52,7 +60,7 @@ def _shard_map(site: CallSite) -> Sequence[Atom]:
 
 def _spec(spec: Any, rank: int) -> tuple[tuple[str, ...], ...]:
     """The axes that split each dim, major first."""
-    entries = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
+    entries = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec.partitions]
     return tuple(entries) + ((),) * (rank - len(entries))
 
 
@@ -118,6 +126,25 @@ def _collective(site: CallSite) -> Sequence[Atom]:
     return site.emit(name, inputs, site.eqn.outvars, primitive=site.eqn.primitive, params=params)
 
 
+# ---- Types -----------------------------------------------------------------------------------------------------------
+# Over Explicit axes, ``jax.shard_map`` without ``in_specs`` takes those of the types of its operands. Calls with arrays
+# that lie elsewhere have one plan, so the blocks of a body may not depend on where an argument lies.
+
+
+def explicit_specs(program: TracedProgram) -> list[tuple[str, Any]]:
+    """Returns line and spec of every array that enters a shard_map over Explicit axes."""
+    entries = ops_named(program.graph, "enter_shard_map")
+    return [(str(op.source), op.params["spec"]) for op in entries if op.params["explicit"]]
+
+
+def check_stated_specs(untyped: TracedProgram, typed: TracedProgram) -> None:
+    """Raises TraceError if shard_maps over Explicit axes divide otherwise where arguments have types."""
+    known = explicit_specs(typed)
+    rows = [f"shard_map at {line}: {NO_SPECS}" for line, spec in explicit_specs(untyped) if (line, spec) not in known]
+    if rows:
+        raise TraceError(faults(f"{untyped.name} cannot be planned:", dict.fromkeys(rows)))
+
+
 # ---- Refused ---------------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +164,10 @@ def _refused(op: Op) -> str:
     if op.name in BOUNDARY and PLANNED in op.scope:
         mesh = ", ".join(f"{name}={size}" for name, size in op.params["mesh"])
         return f"is planned already, on mesh {mesh}; call the step that it was made of, and parallelize the whole"
+    named = [axis for axes in op.params["spec"] for axis in axes] if op.name in BOUNDARY else []
+    if twice := next((axis for axis in named if named.count(axis) > 1), ""):
+        specs = "in_specs" if op.name == "enter_shard_map" else "out_specs"
+        return f"its {specs} name axis {twice!r} twice; an axis splits one dim"
     base = op.name.removesuffix("_start").removesuffix("_done")
     if op.name in _TO_ONE or (op.name.endswith(_ASYNCHRONOUS) and base in _NAMES):
         return "is not known here; write the collective that waits, such as lax.ppermute or lax.psum"

@@ -6,28 +6,33 @@
     NamedSharding(mesh, P(None, unreduced={"model"}))      model=P, the others B
 
 Only names of axes count: the mesh of the sharding may have other sizes, other devices or none (``AbstractMesh``). An
-axis that it lacks is free.
+axis that it lacks is free. In the type of an array (``out_sharding=``, ``jax.sharding.reshard``), so is an Auto axis
+that the spec does not name: what enters ``jax.sharding.auto_axes`` is resharded to ``P()`` over such axes.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from meshdsl.ir.graph import Op
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Placement, S
 
 
-def stated_layout(sharding: Any, rank: int) -> tuple[Layout, tuple[int, ...]] | None:
+def stated_layout(sharding: Any, rank: int, is_type: bool = False) -> tuple[Layout, tuple[int, ...]] | None:
     """Returns the layout of a sharding for an array of this rank, and the dims that no other axis may split.
 
     None for a sharding without named axes, such as that of one device.
+
+    Args:
+      is_type: the sharding is the type of the array, so that it says nothing of Auto axes.
     """
     if not isinstance(sharding, NamedSharding):
         return None
     placed: dict[str, Placement] = {}
     closed = list(range(rank))
-    for dim, entry in enumerate(sharding.spec):
+    for dim, entry in enumerate(sharding.spec.partitions):
         if entry is PartitionSpec.UNCONSTRAINED:
             closed.remove(dim)
         else:
@@ -36,11 +41,18 @@ def stated_layout(sharding: Any, rank: int) -> tuple[Layout, tuple[int, ...]] | 
     placed.update(dict.fromkeys(getattr(sharding.spec, "unreduced", ()), P))
     if len(closed) < rank:
         return Layout(**placed), tuple(closed)
-    others = [axis for axis in sharding.mesh.axis_names if axis not in placed]
+    types = zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True)
+    free = [axis for axis, kind in types if is_type and kind is AxisType.Auto]
+    others = [axis for axis in sharding.mesh.axis_names if axis not in placed and axis not in free]
     return Layout(**placed, **dict.fromkeys(others, B)), ()
 
 
+def type_of_result(params: Mapping[str, Any]) -> Any:
+    """Returns the sharding that an operation states for its result, beside what it computes; None if there is none."""
+    return params.get("out_sharding", params.get("sharding"))
+
+
 def is_stated(op: Op) -> bool:
-    """Whether an operation states the sharding of its result, beside what it computes, with names of axes."""
-    stated = (op.params.get(name) for name in ("sharding", "out_sharding"))
-    return any(isinstance(sharding, NamedSharding) and any(sharding.spec) for sharding in stated)
+    """Whether an operation states the sharding of its result, beside what it computes, over several devices."""
+    sharding = type_of_result(op.params)
+    return isinstance(sharding, NamedSharding) and sharding.mesh.size > 1

@@ -5,10 +5,11 @@ Of this package only the folders in ``_PROGRAMS`` count as user code, so a new i
 an operation by accident.
 """
 
+import inspect
 import sysconfig
 from functools import cache, lru_cache
 from pathlib import Path
-from traceback import walk_tb
+from traceback import walk_stack, walk_tb
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from meshdsl.ir.graph import Source
 
 _OWN = Path(__file__).resolve().parent.parent
 _INTERNAL = (str(Path(jax.__file__).parent) + "/", sysconfig.get_path("stdlib") + "/")
+_SHARD_MAP = inspect.unwrap(jax.shard_map).__code__.co_filename
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _TRACE = str(_OWN / "trace") + "/"
 # layouts, lowering and models are in the package once it is installed, and next to it in a checkout
@@ -84,6 +86,12 @@ def raised_at(error: Exception) -> Source:
             if kind == wanted:
                 return Source(frame.f_code.co_filename, line, frame.f_code.co_qualname)
     return _NOWHERE
+
+
+def raised_in_shard_map(error: Exception) -> bool:
+    """Returns whether an error was raised in the body of a ``jax.shard_map``; jax hides its frames from tracebacks."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return any(frame.f_code.co_filename == _SHARD_MAP for frame, _ in walk_stack(frames[-1]))
 
 
 def defined_at(function: Any) -> Source:

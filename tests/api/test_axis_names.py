@@ -101,6 +101,12 @@ def test_a_step_of_pmap_without_collectives_sees_blocks():
     close(step(X), mapped(X.reshape(8, 2, -1)).reshape(X.shape))
 
 
+def test_a_name_is_found_whatever_collective_comes_first():
+    """jax has two texts for a name that nothing binds."""
+    found = md.parallelize(lambda x: lax.all_gather(x, "batch").sum((0, 1)), "data=8", {"x": "data=S(0)"})
+    close(found(X), X.sum(0))
+
+
 def test_a_mesh_axis_of_the_same_name_is_found():
     def step(x):
         return x - lax.pmean(x.mean(0), "rows")

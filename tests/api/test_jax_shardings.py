@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.errors import ArgumentError, PinError
+from meshdsl.errors import ArgumentError, PinError, TraceError
 from meshdsl.ir.graph import walk
 
 SIZES, NAMES = (4, 2), ("data", "model")
@@ -230,6 +230,26 @@ def test_dims_that_do_not_divide_are_left_free(caplog):
     assert f"uneven: {text}" in caplog.messages
 
 
+@pytest.mark.parametrize("state", [placed, jitted_in, jitted_out])
+def test_dims_that_jax_refuses(state):
+    """Only ``with_sharding_constraint`` takes dims that do not divide."""
+    with pytest.raises(TraceError) as caught:
+        md.parallelize(lambda x: state(P("data"), x), "data=4,model=2").plan(np.ones((6, 3), np.float32))
+    line = state.__code__.co_firstlineno + 1
+    assert str(caught.value).splitlines()[1] == (
+        f"  test_jax_shardings.py:{line}: P('data',) splits dim 0 of an array of shape (6, 3) into 4 blocks, and 6 "
+        "does not divide into them; nearest sizes that work: 4, 8"
+    )
+
+
+def test_more_entries_than_dims():
+    with pytest.raises(TraceError) as caught:
+        md.parallelize(lambda x: under(P("data", None, "model"), x), "data=4,model=2").plan(np.ones((8, 8)))
+    line = under.__code__.co_firstlineno + 1
+    row = f"  test_jax_shardings.py:{line}: P('data', None, 'model') has more entries (3) than its array has dims (2)"
+    assert str(caught.value).splitlines()[1] == row
+
+
 def test_operations_without_a_rule_are_logged_once(caplog):
     def opaque(x):
         return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x) * 2
@@ -245,3 +265,88 @@ def test_operations_without_a_rule_are_logged_once(caplog):
 def test_an_unknown_option():
     with pytest.raises(ArgumentError, match="constraints: 'keeep' is a str, neither 'keep' nor 'ignore'; did you mean"):
         md.parallelize(step, "data=4", constraints="keeep")
+
+
+# ---- Types of results: ``out_sharding=`` on operations ---------------------------------------------------------------
+
+
+def three(x):
+    return jnp.einsum("bi,ij,jk->bk", x, x.T, x, out_sharding=P("data"))
+
+
+def drawn(x):
+    return x + jax.random.normal(jax.random.key(0), x.shape, out_sharding=P("data"))
+
+
+def mapped(x):
+    return jax.vmap(lambda row: jnp.dot(row, x.T, out_sharding=P("model")))(x)
+
+
+def differentiated(x):
+    return jax.grad(lambda x: jnp.sum(jnp.dot(x, x.T, out_sharding=P("data")) ** 2))(x)
+
+
+def summed_later(x):
+    columns, rows = jax.sharding.reshard(x, P(None, "model")), jax.sharding.reshard(x.T, P("model"))
+    return jax.sharding.reshard(jnp.dot(columns, rows, out_sharding=P(unreduced={"model"})), P()) * 2
+
+
+ROWS, COLUMNS = "data=S(0) model=B", "model=S(1) data=B"
+TYPED = {  # a step, and the layouts that it states
+    "einsum": (lambda x: jnp.einsum("bi,ij->bj", x, x.T, out_sharding=P("data")), ROWS),
+    "dot": (lambda x: jnp.dot(x, x.T, out_sharding=P("model", "data")), "model=S(0) data=S(1)"),
+    "replicated": (lambda x: jnp.dot(x, x.T, out_sharding=P()) + jnp.zeros((16, 16), out_sharding=P("data")), None),
+    "zeros": (lambda x: x + jnp.zeros(x.shape, out_sharding=P("data")), ROWS),
+    "full": (lambda x: x * jnp.full(x.shape, 2.0, out_sharding=P("data", "model")), "data=S(0) model=S(1)"),
+    "broadcast": (lambda x: x + jnp.broadcast_to(x[0], x.shape, out_sharding=P(None, "model")), COLUMNS),
+    "reshape": (lambda x: jnp.sin(jnp.reshape(x, (4, 4, 8), out_sharding=P(None, "data"))), "data=S(1) model=B"),
+    "ravel": (lambda x: jnp.ravel(x, out_sharding=P("data")) * 2, ROWS),
+    "get": (lambda x: x.at[jnp.arange(4)].get(out_sharding=P("data")) * 2, ROWS),
+    "set": (lambda x: x.at[jnp.arange(4)].set(0.0, out_sharding=P("data")) * 2, ROWS),
+    "arange": (lambda x: x + jnp.arange(8.0, out_sharding=P("model")), "model=S(0) data=B"),
+    "array": (lambda x: jnp.asarray(x, out_sharding=P("data")) * 2, ROWS),
+    "three": (three, ROWS),
+    "drawn": (drawn, ROWS),
+    "mapped": (mapped, COLUMNS),
+    "differentiated": (differentiated, ROWS),
+    "summed later": (summed_later, [COLUMNS, "model=S(0) data=B", "model=P data=B", "data=B model=B"]),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_types_of_results(name):
+    f, layouts = TYPED[name]
+    x = np.cos(np.arange(128.0, dtype=np.float32)).reshape(16, 8)
+    layouts = ["data=B model=B", ROWS] if layouts is None else [layouts] if isinstance(layouts, str) else layouts
+    with jax.set_mesh(devices(EXPLICIT)):
+        sharded = md.parallelize(f, "data=4,model=2")
+        assert constraints(sharded, x) == layouts
+        np.testing.assert_allclose(sharded(x), jax.jit(f)(x), rtol=1e-4, atol=1e-5)
+        assert sharded.check(x).ok
+        sharded.verify(x)
+
+
+def test_types_of_results_without_an_ambient_mesh():
+    def rows(x):
+        return jnp.tanh(jnp.dot(x, x.T, out_sharding=NamedSharding(devices(EXPLICIT), P("data"))))
+
+    x = SMALL[1]
+    sharded = md.parallelize(rows, "data=2,model=2")
+    assert constraints(sharded, x) == [ROWS]
+    assert sharded.check(x).ok
+    sharded.verify(x)
+
+
+def test_a_type_that_is_ignored():
+    def rows(x):
+        return jnp.dot(x, x.T, out_sharding=P("data"))
+
+    with jax.set_mesh(devices(EXPLICIT)):
+        sharded = md.parallelize(rows, "data=4,model=2", constraints="ignore")
+        line = rows.__code__.co_firstlineno + 1
+        (note,) = sharded.plan(SMALL[1]).notes
+        assert (
+            note
+            == f"dot_general(out_sharding=) at test_jax_shardings.py:{line} is ignored, as constraints='ignore' says"
+        )
+        assert not constraints(sharded, SMALL[1])

@@ -63,6 +63,27 @@ def grouped(x):
     return jax.shard_map(summed, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
 
+def over_data(f, x, **options):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    return jax.shard_map(f, mesh=mesh, out_specs=jax.sharding.PartitionSpec("data"), **options)(x)
+
+
+def splits_unevenly(x):
+    return over_data(jnp.sin, x[:6], in_specs=jax.sharding.PartitionSpec("data"))
+
+
+def sums_over_a_typo(x):
+    rows = jax.sharding.PartitionSpec("data")
+    return over_data(lambda x: jax.lax.psum(x, "dat"), x, in_specs=rows, check_vma=False)
+
+
+def left_to_types():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    rows = jax.sharding.PartitionSpec("data")
+    mapped = jax.shard_map(lambda x: x - x.mean(0), mesh=mesh, out_specs=rows)
+    planned(lambda x: mapped(x), jax.device_put(X, jax.sharding.NamedSharding(mesh, rows)))()
+
+
 def averages(x):
     return jax.lax.pmean(x, axis_name="batch")
 
@@ -104,6 +125,11 @@ CASES = {
     "a planned step inside a planned step": planned(plans_inside, X),
     "`shard_map` over other axes": planned(maps_elsewhere, X),
     "a collective over an axis that is not found": planned(averages, X),
+    "a spec of jax that does not fit": planned(splits_unevenly, X),
+    "a collective over a name that no `shard_map` around it binds": planned(
+        sums_over_a_typo, X, layouts={"x": "data=S(0)"}
+    ),
+    "specs of a `shard_map` left to types": left_to_types,
     "collectives in groups, inside `shard_map`": planned(grouped, X),
     "a rule for a function with effects": planned(ruled, X),
     "a pin that does not divide": planned(double, X[:6], layouts={"x": "data=S(0)"}),

@@ -1,6 +1,7 @@
 """The user's ``jax.shard_map`` inside a step: specs hold, the body runs as it is, its collectives are in the plan."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -8,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from tests.api.shard_map_steps import DEVICES, STEPS, drawn, over
+from tests.api.shard_map_steps import DEVICES, STEPS, drawn, over, over_data
 from tests.api.test_jit_semantics import same
 
 MESH = md.Mesh(data=4, model=2)
@@ -137,10 +138,73 @@ def test_another_mesh(mesh, said):
     ]
 
 
-def test_a_block_that_does_not_divide():
-    """jax says so where the shard_map is called; the line is the user's."""
-    with pytest.raises((md.TraceError, ValueError), match="divisible"):
-        md.parallelize(lambda x: summed(x, DEVICES), MESH).plan(np.ones((6, 8), np.float32))
+SPECS = [
+    (
+        lambda x: over(jnp.sin, in_specs=P("data"), out_specs=P("data"))(x[:6]),
+        "in_specs=P('data',) splits dim 0 of args[0] float32[6,8] into 4 blocks, and 6 does not divide into them; "
+        "nearest sizes that work: 4, 8",
+    ),
+    (
+        lambda x: over(lambda d: d["b"], in_specs=({"b": P(None, ("data", "model"))},), out_specs=P())({"b": x[:, :7]}),
+        "in_specs[0]['b']=P(None, ('data', 'model')) splits dim 1 of args[0]['b'] float32[8,7] into 8 blocks, and 7 "
+        "does not divide into them; nearest sizes that work: 8",
+    ),
+    (
+        lambda x: over(jnp.sin, in_specs=P("data", None, "model"), out_specs=P("data"))(x),
+        "in_specs=P('data', None, 'model') has more entries (3) than float32[8,8] has dims (2)",
+    ),
+    (
+        lambda x: over(jnp.sum, in_specs=P("data"), out_specs=P("data"))(x),
+        "out_specs=P('data',) has more entries (1) than float32[] has dims (0)",
+    ),
+    (
+        lambda x: over(jnp.sin, in_specs=P("dat"), out_specs=P("data"))(x),
+        "in_specs names axis 'dat', which the shard_map does not have; did you mean 'data'?",
+    ),
+    (
+        lambda x: over_data(jnp.sin, in_specs=P("data"), out_specs=P("model"))(x),
+        "out_specs names axis 'model', which the shard_map does not have; known: data",
+    ),
+]
+
+
+@pytest.mark.parametrize(("step", "said"), SPECS)
+def test_specs_that_do_not_fit(step, said):
+    with pytest.raises(md.TraceError) as caught:
+        md.parallelize(step, MESH).plan(X)
+    _, row, remedy = str(caught.value).splitlines()
+    assert re.fullmatch(r"  test_shard_map.py:\d+: (.*)", row).group(1) == said
+    assert remedy.endswith("change the spec, or pad the dim")
+
+
+def test_an_axis_named_twice():
+    """jax says so when it compiles; its own check passes."""
+    with pytest.raises(md.TraceError, match=r"test_shard_map.py:\d+: its in_specs name axis 'data' twice"):
+        md.parallelize(lambda x: over(jnp.sin, in_specs=P("data", "data"), out_specs=P("data"))(x), MESH).plan(X)
+
+
+@pytest.mark.parametrize("layouts", [{}, {"x": "data=S(0)"}])
+@pytest.mark.parametrize("collective", [lax.psum, lax.all_gather])
+def test_a_collective_over_a_name_that_no_shard_map_binds(layouts, collective):
+    """Outside of a shard_map, the pin of the batch would make it the axis of a step for ``jax.pmap``."""
+
+    def step(x):
+        return over(lambda x: collective(x, "dat"), in_specs=P("data"), out_specs=P(), check_vma=False)(x)
+
+    row = f"test_shard_map.py:{step.__code__.co_firstlineno + 1}: axis name 'dat' is none of the shard_map around it"
+    with pytest.raises(md.ArgumentError) as caught:
+        md.parallelize(step, MESH, layouts).plan(X)
+    assert str(caught.value).splitlines()[1] == f"  {row}; did you mean 'data'?"
+
+
+def test_the_same_where_jax_says_nothing():
+    def step(x):
+        return over(lambda x: lax.psum(x, "dat"), in_specs=P("data"), out_specs=P())(x)
+
+    with pytest.raises(AssertionError) as caught:
+        md.parallelize(step, MESH).plan(X)
+    line = f"test_shard_map.py:{step.__code__.co_firstlineno + 1}"
+    assert any(note.startswith(f"{line}: jax asserts, without words,") for note in caught.value.__notes__)
 
 
 def test_a_constraint_on_a_manual_axis():
@@ -181,6 +245,113 @@ def test_microbatches():
     step, *args = STEPS["megatron"]
     with pytest.raises(md.PipelineError, match=r"shard_map at shard_map_steps.py:\d+: its blocks are"):
         md.parallelize(step, MESH, pipeline=md.Pipeline(2, batch="x")).plan(*args)
+
+
+# ---- Types over Explicit axes ----------------------------------------------------------------------------------------
+
+TYPED = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+UNREDUCED = P(unreduced={"data"})
+
+
+def split(x, *spec):
+    return jax.sharding.reshard(x, P(*spec))
+
+
+def leaves_summands(w, x):
+    y = jax.shard_map(lambda x: lax.pcast(x.T @ x, "data", to="unreduced"), in_specs=P("data"), out_specs=UNREDUCED)
+    return split(y(split(x, "data"))) * 2
+
+
+def enters_summands(w, x):
+    y = jnp.einsum("bi,bj->ij", split(x, "data"), split(x, "data"), out_sharding=UNREDUCED)
+    return jax.shard_map(lambda y: lax.psum(y, "data"), in_specs=UNREDUCED, out_specs=P())(y) * 2
+
+
+def scatters_summands(w, x):
+    y = jax.shard_map(lambda x: lax.pcast(x.T @ x, "data", to="unreduced"), in_specs=P("data"), out_specs=UNREDUCED)
+    scatter = jax.shard_map(lambda y: lax.psum_scatter(y, "data", tiled=True), in_specs=UNREDUCED, out_specs=P("data"))
+    return scatter(y(split(x, "data"))) * 2
+
+
+def gathers_reduced(w, x):
+    def block(w, x):
+        return x @ lax.pcast(lax.all_gather(w, "data", tiled=True, to="reduced"), "data", to="varying")
+
+    run = jax.shard_map(block, in_specs=(P("data"), P("data")), out_specs=P("data"))
+    return jax.grad(lambda w: (run(w, split(x, "data")) ** 2).sum())(split(w, "data"))
+
+
+def enters_reduced(w, x):
+    def block(w, x):
+        return x @ lax.pcast(w, "data", to="varying")
+
+    run = jax.shard_map(block, in_specs=(P(reduced={"data"}), P("data")), out_specs=P("data"))
+    return jax.grad(lambda w: (run(jax.sharding.reshard(w, P(reduced={"data"})), split(x, "data")) ** 2).sum())(w)
+
+
+def gram(w, x):
+    return 2 * x.T @ x
+
+
+def gradient(w, x):
+    return 2 * x.T @ (x @ w)
+
+
+@pytest.mark.parametrize(
+    ("step", "plain"),
+    [
+        (leaves_summands, gram),
+        (enters_summands, gram),
+        (scatters_summands, gram),
+        (gathers_reduced, gradient),
+        (enters_reduced, gradient),
+    ],
+)
+def test_partial_sums_cross_the_boundary(step, plain):
+    w, x = drawn(8, 8), drawn(16, 8, seed=1)
+    with jax.set_mesh(TYPED):
+        sharded = md.parallelize(step, MESH)
+        same(sharded(w, x), plain(w, x), atol=1e-4)
+        sharded.check(w, x)
+        sharded.verify(w, x)
+
+
+def centred(w, x):
+    block = jax.shard_map(lambda x: x - lax.pmean(x, "data"), mesh=TYPED, in_specs=P("data"), out_specs=P("data"))
+    return block(jnp.sin(x)) @ w
+
+
+@pytest.mark.parametrize("ambient", [False, True])
+def test_specs_that_are_compared_with_types(ambient):
+    x = jax.device_put(drawn(16, 8), NamedSharding(TYPED, P("data")))
+    w = jax.device_put(drawn(8, 8), NamedSharding(TYPED, P()))
+    with jax.set_mesh(TYPED) if ambient else nullcontext():
+        sharded = md.parallelize(centred, MESH)
+        same(sharded(w, x), jax.jit(centred)(w, x), atol=1e-5)
+        sharded.check(w, x)
+        sharded.verify(w, x)
+
+
+def test_specs_that_are_not_the_types():
+    line = centred.__code__.co_firstlineno + 2
+    with pytest.raises(md.TraceError) as caught:
+        md.parallelize(centred, MESH).plan(X, X)
+    assert str(caught.value).splitlines()[1] == (
+        f"  test_shard_map.py:{line}: in_specs=P('data', None) is not the type P(None, None) of float32[8,8], and the "
+        "axes of the mesh are Explicit; make it with axis_types=(jax.sharding.AxisType.Auto,) * n, or use "
+        "jax.sharding.reshard"
+    )
+
+
+@pytest.mark.parametrize("ambient", [False, True])
+def test_specs_that_are_not_stated(ambient):
+    def step(x):
+        return jax.shard_map(lambda x: x - x.mean(0), mesh=None if ambient else TYPED, out_specs=P("data"))(x)
+
+    x = jax.device_put(X, NamedSharding(TYPED, P("data")))
+    said = rf"test_shard_map.py:{step.__code__.co_firstlineno + 1}: its in_specs are not stated"
+    with jax.set_mesh(TYPED) if ambient else nullcontext(), pytest.raises(md.TraceError, match=said):
+        md.parallelize(step, MESH).plan(x)
 
 
 def test_the_page_of_the_docs(capsys):

@@ -115,14 +115,19 @@ def groups() -> tuple[Group, ...]:
 
 def treatment(found: Found) -> str:
     """What becomes of a primitive: ``rule``, ``read``, ``traced into``, the title of its group, or nothing."""
-    if found.name in RULES or found.name in ONCE:
-        return "rule"
-    if found.name in READERS or found.name in ALWAYS_IDENTITIES:
-        return "read"
+    known = _known(found.name)
+    if known:
+        return known
     group = next((group for group in groups() if group.holds(found)), None)
     if group is not None:
         return group.title
     return "traced into" if found.name in traced() else ""
+
+
+def _known(name: str) -> str:
+    if name in RULES or name in ONCE:
+        return "rule"
+    return "read" if name in READERS or name in ALWAYS_IDENTITIES else ""
 
 
 @cache
@@ -140,6 +145,11 @@ def stale() -> list[str]:
     """Names of the list that the installed jax does not have."""
     known = {found.name for found in installed()}
     return [name for name in (*traced(), *(name for group in groups() for name in group.names)) if name not in known]
+
+
+def needless() -> list[str]:
+    """Names of the list that have a rule, or are read."""
+    return [name for name in (*traced(), *(name for group in groups() for name in group.names)) if _known(name)]
 
 
 def page() -> str:

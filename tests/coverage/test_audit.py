@@ -21,6 +21,10 @@ def test_nothing_is_listed_that_jax_lacks():
     assert audit.stale() == []
 
 
+def test_nothing_is_listed_that_has_a_rule():
+    assert audit.needless() == []
+
+
 def test_the_page_is_the_list():
     assert audit.PAGE.read_text() == audit.page()
 
