@@ -2,7 +2,7 @@
 
 Two operations are equal if their primitives, parameters and operands are, in either order where that does not matter:
 the gradient of ``x * x`` is ``g * x + x * g``. Closed-over arrays are equal if their elements are: every layer may make
-the same mask by numpy. A barrier keeps expressions apart, so it equals no other, and neither does an operation with effects.
+the same mask by numpy. A barrier keeps expressions apart, so it equals no other; nor does an operation with effects.
 
 Slices are compared by the elements of the unsliced array that they take, as compilers do; an ``associative_scan`` takes
 the same ones twice. A ``select_n`` between equal cases is that case. A sort, a loop and a conditional take every
