@@ -42,10 +42,11 @@ def is_gone(x: Any) -> bool:
 
 
 def check_arrays(title: str, found: Iterable[tuple[str, Any]], remedy: str) -> None:
-    """Raises TraceError for everything in ``found`` that is not an array."""
-    rows = [f"{path or 'the result'}: {_alien(x)}" for path, x in found if not _is_array(x)]
-    if rows:
-        raise TraceError(faults(title, rows, remedy))
+    """Raises TraceError for everything in ``found`` that is not an array; a ``jax.Ref`` has a remedy of its own."""
+    aliens = [(path, x) for path, x in found if not _is_array(x)]
+    if aliens:
+        rows = [f"{path or 'the result'}: {_alien(x)}" for path, x in aliens]
+        raise TraceError(faults(title, rows, "" if all(isinstance(x, jax.Ref) for _, x in aliens) else remedy))
 
 
 def check_captured(name: str, captured: Sequence[Any]) -> None:

@@ -145,9 +145,19 @@ def _stateful(op: Op) -> str:
     return "draws other numbers on every device; use jax.random.uniform and a key"
 
 
+def _philox(op: Op) -> str:
+    """Every draw needs high words of products inside one operation of jax, which XLA cannot compile on a mesh."""
+    kinds = {x.dtype.name for x in (*op.inputs, *op.outputs)} & {"key<phx2>", "key<phx4>"}
+    if not kinds and not op.name.startswith("philox"):
+        return ""
+    return "hashes a Philox key, which XLA cannot compile on a mesh; use a key of jax.random.key(seed) or impl='rbg'"
+
+
 _REFUSED: dict[str, Callable[[Any], str]] = {
     "inspect_sharding": _inspect,
     "rng_uniform": _stateful,
     "debug_callback": _debug,
     "debug_print": _debug,
+    **dict.fromkeys(("random_bits", "random_fold_in", "random_gamma", "random_seed", "random_split"), _philox),
+    **dict.fromkeys(("philox2x32", "philox4x32"), _philox),
 }

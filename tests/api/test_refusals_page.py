@@ -99,6 +99,19 @@ def noisy(x):
     return x
 
 
+def draws(x, key):
+    return x + jax.random.uniform(key, x.shape)
+
+
+def draws_without_key(x):
+    return x + jax.lax.rng_uniform(0.0, 1.0, x.shape)
+
+
+def looks(x):
+    jax.debug.inspect_array_sharding(x, callback=print)
+    return x
+
+
 def ruled(x):
     return md.rule("a b -> a b")(noisy)(x)
 
@@ -120,6 +133,9 @@ CASES = {
     "a static argument cannot be hashed": planned(lambda x, sizes: x, X, [1], static_argnames="sizes"),
     "a change that a call cannot give back": planned(remembers, X),
     "effects in order": planned(prints_in_order, X),
+    "draws from a Philox key": planned(draws, X, jax.random.key(0, impl="philox2x32")),
+    "numbers without a key": planned(draws_without_key, X),
+    "a look at the compiler's sharding": planned(looks, X),
     "a gradient of a planned step": lambda: jax.grad(lambda x: PLANNED(x).sum())(X),
     "`vmap` of a planned step": lambda: jax.vmap(PLANNED)(X),
     "a planned step inside a planned step": planned(plans_inside, X),

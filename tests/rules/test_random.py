@@ -8,6 +8,7 @@ from jax._src.internal_test_util import test_harnesses
 from jax.extend.random import threefry2x32_p
 
 import meshdsl as md
+from meshdsl.errors import TraceError
 from meshdsl.lowering.local.random import _positions
 from tests.rules.data import bits, ints, unit
 from tests.rules.prover import prove, sample
@@ -66,3 +67,38 @@ def test_positions_beyond_32_bits():
     high, low = _positions([jnp.int32(s) for s in start], (1, 1, 2), whole)
     expected = (start[0] * whole[1] + start[1]) * whole[2] + start[2]
     assert [(int(h) << 32) + int(l) for h, l in zip(high.ravel(), low.ravel(), strict=True)] == [expected, expected + 1]
+
+
+def draws(key, x):
+    def noise(key, _):
+        return jax.random.split(key)[0], jax.random.bits(key, x.shape)
+
+    one, other, *many = jax.random.split(key, 18)
+    return {
+        "uniform": jax.random.uniform(one, x.shape) + x,
+        "normal": jax.random.normal(jax.random.fold_in(one, 3), x.shape, jnp.bfloat16) * x.astype(jnp.bfloat16),
+        "shuffled": jax.random.permutation(other, x),
+        "chosen": jax.random.choice(one, 8, (4,), replace=False),
+        "dropout": jnp.where(jax.random.bernoulli(key, 0.8, x.shape), x / 0.8, 0),
+        "token": jax.random.categorical(other, x),
+        "each": jax.vmap(lambda key: jax.random.uniform(key, (8,)))(jnp.stack(many)) * x,
+        "scanned": jax.lax.scan(noise, one, None, 2),
+        "copy": jax.random.wrap_key_data(jax.random.key_data(key), impl=jax.random.key_impl(key)),
+    }
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry4x32"])
+def test_draws_from_keys_of_every_kind(impl):
+    sharded = md.parallelize(draws, "data=4,model=2", {"x": "data=S(0)"})
+    args = jax.random.key(3, impl=impl), jnp.linspace(-1, 1, 16 * 8).reshape(16, 8)
+    sharded.check(*args, divide="most")
+    sharded.verify(*args)
+
+
+@pytest.mark.parametrize("impl", ["philox2x32", "philox4x32"])
+def test_draws_that_do_not_compile_are_refused(impl):
+    with pytest.raises(TraceError) as caught:
+        md.parallelize(draws, "data=4").plan(jax.random.key(3, impl=impl), jnp.ones((16, 8)))
+    rows = str(caught.value).splitlines()[1:]
+    assert {row.split()[0] for row in rows} == {"random_bits", "random_fold_in", "random_split"}
+    assert all("test_random.py:" in row and "impl='rbg'" in row for row in rows)

@@ -79,7 +79,13 @@ def test_what_is_changed_in_place():
 
     way = "float32[3] can be changed in place (jax.Ref); pass its value, and return the new one"
     assert said(add, X) == ["add cannot be planned:", f"  a value that it closes over: {way}"]
-    assert said(lambda total: total, total)[1] == f"  total: {way}"
+    assert said(lambda total: total, total) == ["<lambda> cannot be traced:", f"  total: {way}"]
+    both = said(lambda total, name: total, total, "text")
+    assert both[1:] == [
+        f"  total: {way}",
+        "  name: 'text' is a str, not an array",
+        "pass values that are not arrays through static_argnames",
+    ]
 
 
 def test_a_result_that_is_no_array():
