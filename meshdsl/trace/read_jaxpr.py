@@ -12,7 +12,7 @@ An array that a body closes over (a constant of its jaxpr, or of a call inlined 
 more const: a body sees nothing but its inputs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, repeat
@@ -32,7 +32,7 @@ from meshdsl.ir.rewrite import broadcast_params
 from meshdsl.primitives.constrain import constrain_p, stated_params
 from meshdsl.rules import RULES
 from meshdsl.trace.composites import IMPLEMENTATIONS
-from meshdsl.trace.shardings import stated_layout, type_of_result
+from meshdsl.trace.shardings import stated_layout, type_of_result, without_empty_types
 from meshdsl.trace.source import SourceContext
 
 # ---- Composite primitives --------------------------------------------------------------------------------------------
@@ -40,24 +40,38 @@ from meshdsl.trace.source import SourceContext
 # over in a traced step, and the primitive's ``impl`` is mostly JAX code, or ``composites`` has some. So the equation is
 # replaced by the equations of that function. A primitive whose ``impl`` cannot be traced (it compiles the primitive, or
 # reads values, or calls out of JAX) stays one operation, and so does one that has a rule, or one of JAX that computes
-# nothing: it states where an array is.
+# nothing: it states where an array is. Values that are known scalars may be read, such as the number by which
+# equinox's ``noinline`` finds its function.
 
 
-def written_out(eqn: JaxprEqn) -> ClosedJaxpr | None:
+def written_out(eqn: JaxprEqn, inputs: Sequence[Atom]) -> ClosedJaxpr | None:
     """Returns the jaxpr of a composite primitive's implementation, or None if that is not JAX code."""
     primitive = eqn.primitive
     if primitive.name in RULES or has_effects(eqn) or _module(primitive.impl) == "meshdsl":
         return None
     implementation = IMPLEMENTATIONS.get(primitive.name, primitive.impl)
     run = partial(implementation, **primitive.get_bind_params(eqn.params))
-    try:
-        found = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*t) for t in _types(eqn.invars)))
-    except Exception:  # whatever foreign code raises on values it cannot read
+    scalars = {i: x.value for i, x in enumerate(inputs) if isinstance(x, Literal)}
+    found = _traced(run, eqn) or (scalars and _traced(_with_known(run, scalars), eqn))
+    if not found:
         return None
     same = _types(found.jaxpr.outvars) == _types(eqn.outvars)
     if not same or found.effects or _binds(found.jaxpr, primitive):
         return None
     return None if _module(primitive.impl) == "jax" and _is_identity(found.jaxpr) else found
+
+
+def _traced(function: Callable[..., Any], eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Returns the jaxpr of a function of the equation's operands; None if it needs their values."""
+    try:
+        return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(*t) for t in _types(eqn.invars)))
+    except Exception:  # whatever foreign code raises on values it cannot read
+        return None
+
+
+def _with_known(function: Callable[..., Any], known: Mapping[int, Any]) -> Callable[..., Any]:
+    """Returns the function with these operands in place of those that it is given."""
+    return lambda *operands: function(*(known.get(i, x) for i, x in enumerate(operands)))
 
 
 def _types(atoms: Iterable[Any]) -> list[tuple[Any, Any]]:
@@ -232,12 +246,13 @@ def _opaque(array: Any) -> bool:
 
 def _plain(site: CallSite) -> Sequence[Atom]:
     eqn = site.eqn
-    body = written_out(eqn)
+    body = written_out(eqn, site.inputs)
     if body is not None:
         return inline(body, site.inputs, site.frame, site.place)
     name, more = eqn.primitive.name, {"primitive": eqn.primitive, "effects": has_effects(eqn)}
-    made = site.emit(name, site.inputs, eqn.outvars, params=_plain_numbers(dict(eqn.params)), **more)
-    sharding = type_of_result(eqn.params)
+    params = without_empty_types(eqn.params)
+    made = site.emit(name, site.inputs, eqn.outvars, params=_plain_numbers(params), **more)
+    sharding = type_of_result(params)
     if not isinstance(sharding, NamedSharding):
         return made
     return [_constrained(site, x, sharding, f"{name}(out_sharding=)", is_type=True) for x in made]
@@ -262,7 +277,7 @@ def _plain_numbers(x: Any) -> Any:
 #
 # The parameters get one spelling whatever the version of jax: ``num_consts`` and ``num_carry`` of a scan,
 # ``cond_nconsts`` and ``body_nconsts`` of a while. Arrays that a body closes over become consts in front of its own. A
-# scan of one iteration is inlined, as compilers do.
+# scan of one iteration and the branch of a condition that is known are inlined, as compilers do.
 
 
 # by identity: a closed-over array, and the input of the body that stands for it
@@ -293,6 +308,9 @@ def _loop(site: CallSite) -> Sequence[Atom]:
         params = {count: given[count] for count in ("cond_nconsts", "body_nconsts")}
     else:
         jaxprs, params = given["branches"], {}
+        if isinstance(site.inputs[0], Literal):
+            taken = min(max(int(site.inputs[0].value), 0), len(jaxprs) - 1)
+            return inline(closed(jaxprs[taken]), site.inputs[1:], site.frame, site.place)
     frames = [Frame(site.frame.ids, body=True) for _ in jaxprs]
     bodies = [read_graph(closed(jaxpr), frame, site.place) for jaxpr, frame in zip(jaxprs, frames, strict=True)]
     op = site.op(
@@ -301,6 +319,16 @@ def _loop(site: CallSite) -> Sequence[Atom]:
     op = _with_captured(op, site.frame, [frame.captured for frame in frames])
     site.frame.ops.append(op)
     return op.outputs
+
+
+@reader("clamp")
+def _clamp(site: CallSite) -> Sequence[Atom]:
+    """A clamp of known scalars is one: ``lax.switch`` clamps its index, by which a branch is taken."""
+    known = [x for x in site.inputs if isinstance(x, Literal) and not _opaque(x.value)]
+    if len(known) < len(site.inputs):
+        return _plain(site)
+    low, x, high = (each.value for each in known)
+    return (literal(np.clip(x, low, high), known[1].dtype),)
 
 
 def _until_all_stop(site: CallSite) -> tuple[CallSite, dict[str, Any]]:

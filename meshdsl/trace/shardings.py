@@ -19,6 +19,8 @@ from meshdsl.ir.graph import Op
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Placement, S
 
+_TYPES = ("sharding", "out_sharding")  # parameters that state the type of a result
+
 
 def stated_layout(sharding: Any, rank: int, is_type: bool = False) -> tuple[Layout, tuple[int, ...]] | None:
     """Returns the layout of a sharding for an array of this rank, and the dims that no other axis may split.
@@ -56,3 +58,13 @@ def is_stated(op: Op) -> bool:
     """Whether an operation states the sharding of its result, beside what it computes, over several devices."""
     sharding = type_of_result(op.params)
     return isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+
+
+def without_empty_types(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of an equation without types that say nothing, as jax adds under an ambient mesh."""
+    return {name: None if name in _TYPES and _says_nothing(x) else x for name, x in params.items()}
+
+
+def _says_nothing(sharding: Any) -> bool:
+    found = stated_layout(sharding, len(getattr(sharding, "spec", ())), is_type=True)
+    return found is not None and not found[0].placements

@@ -1,6 +1,7 @@
 """Modules of equinox as arguments and results: what is no array in them is static and comes back unchanged."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -254,6 +255,66 @@ def test_steps_that_equinox_has_jitted_already():
     sharded = md.parallelize(eqx.filter_jit(train), MESH, {"batch/**": "data=S(0)"})
     assert sharded.check(model, opt, BATCH).ok
     sharded.verify(model, opt, BATCH)
+
+
+@eqx.internal.noinline
+def apart(x, w):
+    return jnp.tanh(x @ w)
+
+
+@eqx.filter_custom_vjp
+def tripled(x, w):
+    return apart(x, w)
+
+
+@tripled.def_fwd
+def tripled_forward(perturbed, x, w):
+    return apart(x, w), None
+
+
+@tripled.def_bwd
+def tripled_backward(residuals, g, perturbed, x, w):
+    return 3 * g @ w.T
+
+
+def looped(kind, x, w):
+    def body(state):
+        return state[0] + 1, apart(state[1], w)
+
+    return eqx.internal.while_loop(lambda state: state[0] < 3, body, (0, x), max_steps=4, kind=kind)[1]
+
+
+def scanned_apart(x, w):
+    return jax.lax.scan(lambda x, _: (jax.vmap(lambda row: apart(row[None], w)[0])(x), None), x, None, 2)[0]
+
+
+CALLS = {
+    "noinline": scanned_apart,
+    "checkpointed while": partial(looped, "checkpointed"),
+    "bounded while": partial(looped, "bounded"),
+    "checkpoint": lambda x, w: eqx.filter_checkpoint(apart)(x, w),
+    "closure_convert": lambda x, w: eqx.filter_closure_convert(lambda x: apart(x, w), x)(x),
+    "custom_vjp": tripled,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_equinox_are_read_into(name):
+    wrt = 0 if name == "custom_vjp" else 1
+
+    def step(x, w):
+        return jax.value_and_grad(lambda x, w: jnp.mean(CALLS[name](x, w) ** 2), argnums=wrt)(x, w)
+
+    sharded = proved(step, X, jnp.full((8, 8), 0.1), layouts={"x": "data=S(0)"})
+    assert sharded.plan(X, jnp.ones((8, 8))).notes == ()
+
+
+def test_a_function_that_is_found_at_run_time_is_named():
+    def step(f, x):
+        return f(x @ jnp.ones((8, 8)))
+
+    plan = md.parallelize(step, MESH, {"x": "data=S(0)"}).plan(eqx.internal.noinline(jnp.tanh), X)
+    assert plan.notes[0].startswith("replicated: no rule for noinline at test_equinox.py:")
 
 
 def test_static_values_are_equal_by_value_or_identity():

@@ -65,6 +65,16 @@ def test_a_scan_of_one_trip_is_read_in_place():
     assert sharded.verify(X, X).equal
 
 
+@pytest.mark.parametrize(("index", "name"), [(0, "sin"), (1, "cos"), (7, "cos"), (-1, "sin"), (False, "sin")])
+def test_a_branch_that_is_known_is_read_in_place(index, name):
+    def step(x, y):
+        branch = jax.lax.cond if isinstance(index, bool) else jax.lax.switch
+        branches = [lambda x: jnp.cos(x + y), jnp.sin] if branch is jax.lax.cond else [jnp.sin, jnp.cos]
+        return branch(index, *((*branches,) if branch is jax.lax.cond else (branches,)), x)
+
+    assert names(graph(step, X, X)) == [name, "return"]
+
+
 def test_parameters_are_plain_numbers():
     """Autodiff makes the strides of a pad's gradient of numpy's, which no plan file holds."""
 
