@@ -49,7 +49,7 @@ def remove_identities(graph: Graph) -> Graph:
             continue
         if op.name == "concatenate":  # likewise
             op = replace(op, inputs=tuple(x for x in op.inputs if 0 not in x.shape) or op.inputs)
-        known = op.inputs if _is_identity(op) else _overwritten(op) or _before_reshapes(op, reshaped)
+        known = op.inputs if _is_identity(op) else _second(op) or _before_reshapes(op, reshaped)
         if known:
             table.update({out.id: x for out, x in zip(op.outputs, known, strict=False)})
         else:
@@ -93,10 +93,15 @@ def _before_reshapes(op: Op, reshaped: dict[int, Value]) -> Sequence[Atom]:
     return (first,) if first.shape == made.shape else ()
 
 
-def _overwritten(op: Op) -> Sequence[Atom]:
-    """The update, if it replaces the whole array."""
-    whole = op.name == "dynamic_update_slice" and op.inputs[1].shape == op.inputs[0].shape
-    return op.inputs[1:2] if whole else ()
+def _second(op: Op) -> Sequence[Atom]:
+    """The second operand, if it is the result: an update that replaces the whole array, or x of 1 * x."""
+    if op.name not in ("dynamic_update_slice", "mul"):
+        return ()
+    first, second, made = op.inputs[0], op.inputs[1], op.outputs[0]
+    if second.shape != made.shape or second.dtype != made.dtype:
+        return ()
+    one = op.name == "dynamic_update_slice" or (isinstance(first, Literal) and bool(first.value == 1))
+    return (second,) if one else ()
 
 
 def _is_identity(op: Op) -> bool:

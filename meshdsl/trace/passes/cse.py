@@ -6,10 +6,10 @@ the same mask by numpy. A barrier keeps expressions apart, so it equals no other
 
 Slices are compared by the elements of the unsliced array that they take, as compilers do; an ``associative_scan`` takes
 the same ones twice. A ``select_n`` between equal cases is that case. A sort, a loop and a conditional take every
-operand once.
+operand once; two loops are equal if their bodies consist of equal operations in the same order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -100,14 +100,25 @@ def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
 
 def expression(op: Op) -> Any:
     """Returns a hashable key that is equal for operations that compute the same."""
-    if op.name == "constant":
-        return op.name, _frozen(op.params), op.manual
-    if op.primitive is None or op.effects or op.name == "optimization_barrier":
-        return id(op)
-    operands = [x.id if isinstance(x, Value) else _operand(x) for x in op.inputs]
+    apart = op.name in ("return", "optimization_barrier")
+    return id(op) if apart or op.effects else _key(op, {})
+
+
+def _key(op: Op, numbers: Mapping[int, int]) -> Any:
+    """The key of an operation, whose operands inside a body go by their numbers there."""
+    operands = [numbers.get(x.id, x.id) if isinstance(x, Value) else _operand(x) for x in op.inputs]
     if op.name in _COMMUTATIVE:
         operands.sort(key=repr)
-    return op.primitive, _frozen(op.params), tuple(operands), op.manual
+    bodies = tuple(map(_body_key, op.bodies))
+    return op.primitive or op.name, _frozen(op.params), tuple(operands), op.manual, bodies
+
+
+def _body_key(body: Graph) -> Any:
+    """A key that is equal for bodies of equal operations in the same order: compilers merge such loops."""
+    made = [v for op in body.ops for v in op.outputs]
+    numbers = {v.id: i for i, v in enumerate((*body.inputs, *made))}
+    types = tuple((v.shape, v.dtype) for v in body.inputs)
+    return types, tuple(_key(op, numbers) for op in body.ops)
 
 
 def _operand(x: Atom) -> Any:

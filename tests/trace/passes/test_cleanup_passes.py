@@ -7,6 +7,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import meshdsl as md
+from meshdsl.api.stages import SLOW_DEVICES
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Literal, walk
 from meshdsl.trace import trace
@@ -48,6 +49,7 @@ def names(graph):
         lambda x: jax.lax.reduce_sum_p.bind(x, axes=(), out_sharding=None),
         lambda x: jax.lax.pad(x, 2.0, ((0, 0, 0), (0, 0, 0))),
         lambda x: x * 1.0,
+        lambda x: 1.0 * x,
         lambda x: x / 1,
         lambda x: x - 0.0,
     ],
@@ -199,6 +201,65 @@ def test_operands_of_sums_and_products_have_no_order():
 
     found = names(cleaned(step, X, by=cse))
     assert [found.count(name) for name in ("mul", "max", "sub", "add")] == [2, 1, 3, 2]
+
+
+LOOPS_TWICE = {
+    "scan": lambda x, w: jax.lax.scan(lambda c, row: (jnp.tanh(c @ w) + row, c.sum()), x[0], x),
+    "nested": lambda x, w: jax.lax.scan(
+        lambda c, row: (jax.lax.fori_loop(0, 3, lambda i, c: (c * row) @ w, c), None), x[0], x
+    ),
+    "while": lambda x, w: jax.lax.while_loop(lambda s: s.sum() < 9, lambda s: s @ w + 1, x),
+    "cond": lambda x, w: jax.lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: w * 2),
+}
+
+
+def loops(graph):
+    return [op.name for op in graph.ops if op.bodies]
+
+
+@pytest.mark.parametrize("name", LOOPS_TWICE)
+def test_equal_loops_merge(name):
+    loop = LOOPS_TWICE[name]
+
+    def apart(x, w):
+        first, y, z = loop(x, w), x * 2, loop(x, w)
+        return first, loop(y, w), z
+
+    assert len(loops(cleaned(apart, X, X, by=cse))) == 2
+
+
+def test_loops_merge_only_if_their_bodies_agree():
+    def scanned(step, x, **options):
+        return jax.lax.scan(step, x[0], x, **options)
+
+    def tells(c, row):
+        jax.debug.print("{}", row)
+        return c + row, None
+
+    pairs = [
+        (lambda x: scanned(lambda c, row: (c + row, c), x), lambda x: scanned(lambda c, row: (c + row, row), x)),
+        (lambda x: scanned(lambda c, row: (c - row, c), x), lambda x: scanned(lambda c, row: (row - c, c), x)),
+        (lambda x: scanned(lambda c, row: (c * 2, c), x), lambda x: scanned(lambda c, row: (c * 3, c), x)),
+        (
+            lambda x: scanned(lambda c, row: (c + row, c), x),
+            lambda x: scanned(lambda c, row: (c + row, c), x, reverse=True),
+        ),
+        (lambda x: scanned(tells, x), lambda x: scanned(tells, x)),
+    ]
+    for one, other in pairs:
+        assert loops(cleaned(lambda x: (one(x), other(x)), X, by=cse)) == ["scan", "scan"]
+    same = pairs[0][0]
+    assert loops(cleaned(lambda x: (same(x), same(x)), X, by=cse)) == ["scan"]
+
+
+def test_a_loop_that_is_run_twice_is_planned_as_the_compiler_merges_it():
+    def loss(x, w):
+        return sum(jnp.sum(a * b) for a, b in zip(*(LOOPS_TWICE["scan"](x, w) for _ in "ab"), strict=True))
+
+    sharded = md.parallelize(jax.grad(loss), md.Mesh(data=4, model=2, topology=SLOW_DEVICES), {"x": "data=S(0)"})
+    args = np.linspace(-1, 1, 128, dtype=np.float32).reshape(16, 8), np.full((8, 8), 0.1, np.float32)
+    sharded.verify(*args)
+    assert sharded.check(*args).divided["data"] > 0.5
 
 
 def test_a_choice_between_equal_cases_is_no_choice():
