@@ -25,6 +25,7 @@ from math import prod
 
 import numpy as np
 
+from meshdsl.ir.graph import sent_itemsize
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.parse import Instruction, InstructionSite, Module, arrays, executed, members, parse_module
 
@@ -297,5 +298,5 @@ def _width(scope: str, sent: str) -> Fraction:
 
 
 def _bits(dtype: str) -> int:
-    """Bits in the name of a dtype, jax's or the compiler's."""
-    return int(_DIGITS.findall(dtype)[0])
+    """Bits in which a plan sends a dtype, by its name in jax or in the compiler's text."""
+    return int(8 * sent_itemsize(int(_DIGITS.findall(dtype)[0]) / 8))

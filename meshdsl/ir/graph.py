@@ -40,6 +40,11 @@ def element_bits(dtype: Any) -> int:
     return int(packed.group(1)) if packed else 8 * int(getattr(dtype, "itemsize", 8))
 
 
+def sent_itemsize(itemsize: float) -> float:
+    """Returns the bytes in which collectives send an element of ``itemsize`` bytes: integers of 2 bits go as bytes."""
+    return 1.0 if 0 < itemsize < 0.5 else itemsize
+
+
 _PACKED = re.compile(r"(?:u?int|float)([24])(?:_|$)")
 
 

@@ -20,7 +20,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from meshdsl.ir.graph import Graph, Literal, Op, Source, TracedProgram, Value, walk
+from meshdsl.ir.graph import Graph, Literal, Op, Source, TracedProgram, Value, sent_itemsize, walk
 from meshdsl.ir.index import graph_index
 from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.solution import Solution
@@ -311,7 +311,7 @@ def _collectives_of(
     wider = tuple((t.axes, t.exchange.before, t.exchange.after) for t in step.earlier)
     for part in e.parts(extent, [mesh.axis(name) for name in axes]) or ():
         sent = part.stop - part.start if e.dim is not None and part.stop else extent
-        size = prod(block) // max(1, extent) * sent * value.itemsize
+        size = prod(block) // max(1, extent) * sent * sent_itemsize(value.itemsize)
         over = tuple(axes[i] for i in part.axes)
         cost = exchange_price(part.kind, over, mesh)
         found = LocalCollective(op, graph, e, value, part.kind, over, round(cost.sent * size), cost.seconds(size))

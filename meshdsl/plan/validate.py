@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from itertools import combinations
+from math import prod
 
 from meshdsl.errors import PlanFileError, faults, shortened
-from meshdsl.ir.graph import Leaf, TracedProgram, Value, walk
+from meshdsl.ir.graph import Leaf, TracedProgram, Value, sent_itemsize, walk
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.layout import Layout
@@ -225,9 +226,10 @@ def _step_faults(problem: Problem, solution: Solution) -> Iterator[str]:
     """Reshard steps that do not exist at their price, and uses in layouts that no step produces."""
     for tensor in problem.index.values:
         value, available = tensor.id, {solution.layouts[tensor.id]}
+        size = prod(tensor.shape) * sent_itemsize(tensor.itemsize)
         for step in solution.trees.get(value, ()):
             possible = _edges(step.before, len(tensor.shape), solution.mesh)
-            if step.before not in available or all(edge.of(tensor.bytes) != step for edge in possible):
+            if step.before not in available or all(edge.of(size) != step for edge in possible):
                 price = f"{step.bytes} bytes in {seconds_text(step.seconds)}"
                 yield f"value {value}: no {step.kind} from {step.before} to {step.after} of {price}"
             if any(step.after.on(axis) is not B for axis in problem.manual.get(value, ())):

@@ -102,7 +102,14 @@ def test_halves_and_quarters_of_bytes_are_priced():
         gathered[name] = plan.bytes, plan.memory
     sent, held = gathered["int8"]
     assert gathered["int4"] == gathered["float4_e2m1fn"] == (sent // 2, held // 2)
-    assert gathered["uint2"] == (sent // 4, held // 4)
+    assert gathered["uint2"][0] == sent
+    assert held // 4 <= gathered["uint2"][1] < held // 2
+
+
+def test_two_bits_are_sent_and_verified_as_bytes():
+    sharded = md.parallelize(lambda x: x, "data=4", {"x": "data=S(0)"}, outputs={"": "data=B"})
+    (line,) = sharded.verify(jax.ShapeDtypeStruct((1024, 8), dtype("int2"))).lines
+    assert line.planned == line.compiled == 3 * 256 * 8
 
 
 @pytest.mark.parametrize("name", ["int4", "uint2", "float4_e2m1fn", "float8_e5m2"])

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value, element_bits, walk
+from meshdsl.ir.graph import Graph, Literal, Op, Value, element_bits, sent_itemsize, walk
 from meshdsl.ir.index import Flags, graph_index
 from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
@@ -258,9 +258,8 @@ def _step_seconds(
         return np.inf
     split = ([isinstance(row.outputs[e.port], Split) for row in some] for some in rows)
     shares = (np.where(blocks, 1.0 / size, 1.0) for blocks, size in zip(split, mesh.sizes, strict=True))
-    local_bytes = (
-        reduce(np.multiply.outer, shares) * prod(shape) * itemsize * prod(step.widened(extents)) / prod(extents)
-    )
+    size = prod(shape) * sent_itemsize(itemsize)
+    local_bytes = reduce(np.multiply.outer, shares) * size * prod(step.widened(extents)) / prod(extents)
     total = np.zeros_like(local_bytes)
     for part in parts:
         sent = local_bytes * ((part.stop - part.start) / extent if part.stop else 1.0)

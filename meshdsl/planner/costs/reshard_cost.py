@@ -21,6 +21,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.ir.graph import sent_itemsize
 from meshdsl.layouts.collective_cost import COLLECTIVES, step_price
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -254,8 +255,8 @@ class ReshardCosts:
         overlap: OverlapWindow | None = None,
         manual: tuple[str, ...] = (),
     ) -> None:
-        self.scale, self.bytes, self._communicates, self._overlap = scale, prod(shape) * itemsize, communicates, overlap
-        self.manual = manual
+        self.scale, self._communicates, self._overlap, self.manual = scale, communicates, overlap, manual
+        self.bytes, self._sent = prod(shape) * itemsize, prod(shape) * sent_itemsize(itemsize)
         self.space, self.rank = layout_graph(mesh, len(shape), kinds), len(shape)
         self._arrays = edge_arrays(self.space)
         self.codes = self._arrays.codes
@@ -299,7 +300,7 @@ class ReshardCosts:
             & fit[steps.target]
             & (self._communicates | ~steps.is_collective)
         )
-        seconds = (steps.fixed + steps.per_byte * self.bytes).min(axis=1)
+        seconds = (steps.fixed + steps.per_byte * self._sent).min(axis=1)
         if self._overlap:
             seconds = np.where(steps.is_collective, self._overlap.seconds(seconds), seconds)
         price = self.scale.pack(seconds, steps.tie)

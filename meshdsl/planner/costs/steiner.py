@@ -22,6 +22,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from meshdsl.ir.graph import sent_itemsize
 from meshdsl.layouts.reshard import LayoutGraph, ReshardStep, reshard
 from meshdsl.planner.limits import DEFAULT_LIMITS
 from meshdsl.util.arrays import Costs
@@ -154,7 +155,7 @@ def tree_steps(
     made = {layouts[edges[0][0]]} if edges else set()
     found: list[ReshardStep] = []
     for source, target in edges:
-        path = reshard(layouts[source], layouts[target], shape, itemsize, within.mesh, manual)
+        path = reshard(layouts[source], layouts[target], shape, sent_itemsize(itemsize), within.mesh, manual)
         known = max((i for i, step in enumerate(path, 1) if step.after in made), default=0)
         found += path[known:]
         made.update(step.after for step in path[known:])
