@@ -320,7 +320,7 @@ class _Aligner:
         if place.length == place.size:
             return x
         known = isinstance(fill, Value)
-        key = x.id, d, fill.id if known else np.asarray(getattr(fill, "value", fill)).tobytes()
+        key = x.id, d, place, fill.id if known else np.asarray(getattr(fill, "value", fill)).tobytes()
         if key not in self.masked:
             atom = fill if isinstance(fill, Value | Literal) else Literal(fill.astype(x.dtype)[()], (), x.dtype)
             places = range(place.offset, place.offset + place.size)

@@ -93,6 +93,23 @@ def test_computed_on_the_whole_dim(name, gradient):
     assert not short
 
 
+REDUCED = {
+    "all but the first, all but the last": lambda x: (x[:, 1:].sum(1), x[:, :-1].sum(1)),
+    "three windows": lambda x: (x[:, 2:].max(1), x[:, 1:-1].max(1), x[:, :-2].max(1)),
+    "with the whole": lambda x: (x[:, 1:-1].sum(1), x.sum(1), x[:, :-1].sum(1)),
+    "means": lambda x: x[:, 1:].mean(1) - x[:, :-1].mean(1),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_parts_of_one_array_are_masked_each_at_its_place(name):
+    """On the grid they are the same array: what differs is where they are masked."""
+    before = REDUCED[name]
+    program = trace(before, (X,))
+    for made, expected in zip(jax.tree.leaves(run(program, X)), jax.tree.leaves(before(X)), strict=True):
+        np.testing.assert_allclose(made, expected, rtol=2e-6)
+
+
 @pytest.mark.parametrize("length", [2, 5, 11])
 def test_scans_of_any_length(length):
     equal(gradient_of(affine), jnp.sin(jnp.arange(2.0 * length)).reshape(1, length, 2))
