@@ -8,22 +8,25 @@ Facts are written as soon as they are known, so that a part that ends the proces
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.programs.adapter import Adapter, Training
-from bench.programs.steps import compare_in_a_row, on_mesh, xla_program
+from bench.programs.steps import FREE, compare_in_a_row, on_mesh, xla_program
 from bench.report import machine
 from bench.step import bytes_sent
 from meshdsl.api.stages import SLOW_DEVICES
 from meshdsl.errors import MeshDSLError
 from meshdsl.ir.graph import walk
+from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.plan.types import Array
 
 Facts = Iterator[dict[str, Any]]
 MESHES = ("data=4,model=2", "data=8", "pod=2,data=2,model=2")
-LARGE = MESHES[0]
+LARGE, TOPOLOGY = MESHES[0], "dgx-h100"
+MEMORY = 1e12  # bytes, more than a device has: bytes that are sent are compared, not what memory forces
 PARTS = ("small", "large")
 
 
@@ -72,17 +75,26 @@ def _compared(training: Training, text: str) -> dict[str, Any]:
 
 
 def _large(training: Training) -> Facts:
-    mesh = Mesh.parse(LARGE)
-    sharded, start = on_mesh(training, mesh), time.process_time()
+    mesh = Mesh.parse(LARGE, TOPOLOGY)
+    sharded, start = on_mesh(training, mesh, memory=MEMORY), time.process_time()
     plan = sharded.plan(*training.args)
     yield {"plan seconds": time.process_time() - start, "seconds": plan.seconds, "gap": plan.gap}
     yield {"operations": sum(1 for _ in walk(sharded.stages(*training.args).traced.graph))}
     compiled, inputs, outputs = xla_program(training, mesh)
     yield {"XLA bytes": bytes_sent(compiled.as_text(), mesh)}
     yield {"bytes": bytes_sent(sharded.lower(*training.args).compile().as_text(), mesh)}
-    pins = {array.path or "*": at for array, at in zip(plan.inputs, inputs, strict=True)}
-    results = {array.path or "*": at for array, at in zip(plan.outputs, outputs, strict=True)}
-    between = on_mesh(training, mesh, pins, results)
-    pinned = between.plan(*training.args)
-    yield {"seconds, XLA's layouts": pinned.seconds}
+    pins, results = _pins(plan.inputs, inputs), _pins(plan.outputs, outputs)
+    between = on_mesh(training, mesh, pins, results, MEMORY)
+    yield {"seconds, XLA's layouts": between.plan(*training.args).seconds}
     yield {"bytes, XLA's layouts": bytes_sent(between.lower(*training.args).compile().as_text(), mesh)}
+    alone = Mesh(data=mesh.axis("data"), topology=mesh.topology)
+    pins, results = ({path: _without_free(at) for path, at in each.items()} for each in (pins, results))
+    yield {"seconds, batch alone": on_mesh(training, alone, pins, results, MEMORY).plan(*training.args).seconds}
+
+
+def _pins(arrays: Iterable[Array], layouts: Iterable[Layout]) -> dict[str, Layout]:
+    return {array.path or "*": at for array, at in zip(arrays, layouts, strict=True)}
+
+
+def _without_free(layout: Layout) -> Layout:
+    return Layout(**{axis: at for axis, at in layout.placements if axis != FREE})

@@ -5,7 +5,9 @@ A step for ``jax.pmap`` is run by ``jax.pmap`` on as many devices as the data ax
 ``nnx.jit``, others by ``jax.jit``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -20,7 +22,7 @@ from meshdsl.api.axis_names import inner_of_pmap
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, S
-from meshdsl.lowering.numerics import CheckReport, check_numbers, perturb
+from meshdsl.lowering.numerics import CheckReport, LeafError, check_numbers, perturb
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.trace import Call, PureStep, flatten_call
 from meshdsl.trace.objects import holds_objects
@@ -54,6 +56,7 @@ def on_mesh(
 def compare_in_a_row(sharded: Sharded, training: Training, mesh: Mesh) -> CheckReport:
     """Returns how state and results after ``STEPS`` steps agree with those of the step as its author runs it.
 
+    Every argument, and the result, is compared as a tree of its own: counts in metrics would hide errors of parameters.
     What is allowed follows from how much they change when the first arguments are perturbed by rounding errors.
 
     Raises:
@@ -62,13 +65,17 @@ def compare_in_a_row(sharded: Sharded, training: Training, mesh: Mesh) -> CheckR
     published = as_published(training, prod(mesh.sizes_by_name[axis] for axis in data_axes(mesh)))
     expected, got = (in_a_row(step, training, _copied(training.args)) for step in (published, sharded))
 
-    def nudged() -> Iterator[list[Any]]:
-        for seed in range(NUDGES):
-            args = _copied(training.args, lambda x, seed=seed: perturb(x, seed))
-            yield list(in_a_row(published, training, args).values())
+    @cache
+    def nudged() -> list[dict[str, Any]]:
+        perturbed = (_copied(training.args, lambda x, seed=seed: perturb(x, seed)) for seed in range(NUDGES))
+        return [in_a_row(published, training, args) for args in perturbed]
 
-    paths = list(expected)
-    return check_numbers(list(expected.values()), [got[path] for path in paths], paths, nudged=nudged)
+    def compared(paths: list[str]) -> tuple[LeafError, ...]:
+        ends = [[end[path] for path in paths] for end in (expected, got)]
+        return check_numbers(*ends, paths, nudged=lambda: [[end[path] for path in paths] for end in nudged()]).leaves
+
+    trees = groupby(expected, lambda path: path.split(".")[: 2 if path.startswith("args") else 1])
+    return CheckReport(tuple(leaf for _, tree in trees for leaf in compared(list(tree))))
 
 
 def in_a_row(step: Callable[..., Any], training: Training, args: Args) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def test_a_program_is_measured_from_its_checkout(checkouts):
         assert facts["small"][mesh]["in a row"] < 2e-4 and facts["small"][mesh]["shares"][1]["data"] > 0.5
         assert facts["small"][mesh]["outputs"] == 6  # state, next batch, and the last result
     assert set(ratios(facts["large"])) == {"free", "between"} and facts["large"]["XLA bytes"] > 0
+    assert facts["large"]["seconds, batch alone"] > 0
     text = page({"perceptron": MADE_UP}, {"perceptron": facts})
     assert text.count("| perceptron |") == 2 + len(MESHES) and "`jax.pmap` is `md.parallelize`" in text
     assert "Not measured: other" in page({"perceptron": MADE_UP, "other": MADE_UP}, {"perceptron": facts})
@@ -105,9 +106,12 @@ def test_a_step_that_trains_otherwise_is_reported(checkouts, monkeypatch):
     assert "**" in page({"perceptron": MADE_UP}, {"perceptron": facts})
 
 
-def test_a_page_has_a_cause_for_every_ratio_above_the_limit():
+def test_a_page_says_what_bytes_above_the_limit_buy():
     large = {"plan seconds": 1.0, "seconds": 1.0, "gap": 0.0, "operations": 3, "XLA bytes": 100.0, "bytes": 130.0}
-    assert "perceptron, 1.30: cause not known" in page({"perceptron": MADE_UP}, {"perceptron": {"large": large}})
+    found = {"perceptron": {"large": large}}
+    assert "perceptron, 1.30: cause not known" in page({"perceptron": MADE_UP}, found)
+    large |= {"seconds, batch alone": 2.0}
+    assert "over `model` as well: 1 s predicted instead of 2 s" in page({"perceptron": MADE_UP}, found)
 
 
 def test_absent_checkouts_are_named_with_their_commits(tmp_path, monkeypatch, capsys):
