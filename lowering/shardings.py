@@ -8,14 +8,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
 
-from meshdsl.errors import DeviceError, LayoutError
+from meshdsl.errors import DeviceError
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B
+from meshdsl.shardings import partition_spec
 
 
 def device_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
@@ -30,7 +32,9 @@ def device_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
         there = f"there are {len(found)}{kind}" if devices is None else f"devices= has {len(found)}{kind}"
         raise DeviceError(f"mesh {mesh} needs {mesh.size} devices, and {there}\n{_remedy(mesh, devices)}")
     types = (AxisType.Auto,) * len(mesh.names)
-    return jax.make_mesh(mesh.sizes, mesh.names, axis_types=types, devices=found[: mesh.size])
+    if devices is None:  # jax orders them by the links of the machine
+        return jax.make_mesh(mesh.sizes, mesh.names, axis_types=types, devices=found[: mesh.size])
+    return jax.sharding.Mesh(np.array(found[: mesh.size]).reshape(mesh.sizes), mesh.names, axis_types=types)
 
 
 def _remedy(mesh: Mesh, devices: Sequence[jax.Device] | None) -> str:
@@ -38,17 +42,6 @@ def _remedy(mesh: Mesh, devices: Sequence[jax.Device] | None) -> str:
         return "give more of jax.devices(), or a smaller mesh"
     setting = f"jax.config.update('jax_num_cpu_devices', {mesh.size})"
     return f"To try it on one CPU, set this before anything runs: {setting}"
-
-
-def partition_spec(layout: Layout, rank: int) -> PartitionSpec:
-    """Returns the ``PartitionSpec`` of ``layout`` for ``rank`` dims; LayoutError for partial layouts."""
-    if layout.partial():
-        raise LayoutError(f"layout {layout} is partial over {', '.join(layout.partial())}: arrays hold S and B only")
-    return PartitionSpec(*(_entry(layout.splitting(dim)) for dim in range(rank)))
-
-
-def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
-    return axes if len(axes) > 1 else axes[0] if axes else None
 
 
 def named_sharding(layout: Layout, rank: int, mesh: jax.sharding.Mesh) -> NamedSharding:

@@ -16,6 +16,9 @@ from meshdsl.custom_rules import rule as rule
 from meshdsl.lowering.numerics import CheckReport as CheckReport
 from meshdsl.lowering.verify import VerifyReport as VerifyReport
 from meshdsl.nd.constrain import constrain as constrain
+from meshdsl.pins.strategies import data_parallel as data_parallel
+from meshdsl.pins.strategies import fsdp as fsdp
+from meshdsl.pins.strategies import tensor_parallel as tensor_parallel
 from meshdsl.plan import Plan as Plan
 from meshdsl.plan import load_plan as load_plan
 

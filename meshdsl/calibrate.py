@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from math import prod
 from statistics import median
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,7 @@ from jax.typing import DTypeLike
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
+from meshdsl.shardings import mesh_of
 
 REPEATS = 7  # runs of each program
 SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes of one message
@@ -51,11 +53,13 @@ BYTES_PER_PROGRAM = 1 << 23  # of messages; bounds the iterations of a collectiv
 Body = Callable[[jax.Array], jax.Array]
 
 
-def calibrate(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topology:
+def calibrate(
+    mesh: Mesh | jax.sharding.Mesh | jax.sharding.AbstractMesh | str, devices: Sequence[jax.Device] | None = None
+) -> Topology:
     """Measure ``mesh`` on ``devices``; takes well under a minute.
 
     Args:
-      mesh: the axes to measure; its own topology is ignored.
+      mesh: the axes to measure, of ours, of jax, or as text; a topology of its own is ignored.
       devices: the devices of the mesh, outermost axis first; default is the first of ``jax.devices()``.
 
     Returns:
@@ -67,6 +71,9 @@ def calibrate(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topolo
     Example:
       >>> mesh = md.Mesh(data=4, model=2, topology=md.calibrate(md.Mesh(data=4, model=2)))
     """
+    if devices is None and isinstance(mesh, jax.sharding.Mesh):
+        devices = list(mesh.devices.flat)
+    mesh = mesh_of(mesh)
     bench = _Bench(device_mesh(mesh, devices))
     overhead = bench.seconds(lambda x: x @ x, (8, 8), loops=200)
     memory = _bandwidth(bench)
@@ -203,7 +210,7 @@ class _CallableModule(ModuleType):
     ``__call__``.
     """
 
-    def __call__(self, mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topology:
+    def __call__(self, mesh: Any, devices: Sequence[jax.Device] | None = None) -> Topology:
         """See :func:`calibrate`."""
         return calibrate(mesh, devices)
 

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from meshdsl.api.options import Options
-from meshdsl.errors import ArgumentError, TraceError, faults, nearest
+from meshdsl.errors import ArgumentError, PinError, TraceError, faults, nearest
 from meshdsl.ir.graph import Graph, HeldState, Leaf, Op, TracedProgram
 from meshdsl.layouts.axis_rules import layout_of
 from meshdsl.layouts.layout import Layout
@@ -206,6 +206,10 @@ def _stated(table: Mapping[str, Layout | str], leaf: Leaf) -> list[Layout]:
 
 def input_layouts(inputs: Sequence[Leaf], options: Options, name: str) -> list[Layout]:
     """Returns the pins of the arguments, before the step is traced; PinError as for a traced step."""
-    UserPins(options.layouts).resolve(TracedProgram(_NOTHING, tuple(inputs), (), name=name), options.mesh)
+    if options.layouts.strategies:
+        what = "are pins of a step on whole arrays, and this one communicates over axes by name"
+        raise PinError(f"layouts: strategies such as md.fsdp() {what}; pin its arguments by globs")
+    layouts = options.layouts.on(options.mesh)
+    UserPins(layouts).resolve(TracedProgram(_NOTHING, tuple(inputs), (), name=name), options.mesh)
     ruled = options.rules.group("activations")
-    return [merge((layout_of(x.dims, ruled), *_stated(options.layouts, x))) for x in inputs]
+    return [merge((layout_of(x.dims, ruled), *_stated(layouts, x))) for x in inputs]

@@ -92,7 +92,7 @@ def explain(plan: Plan, path: str, stages: CallStages | None = None) -> Explanat
     found = plan.input(path)
     alternatives = []
     if stages is not None:
-        others = {glob: pin for glob, pin in stages.options.layouts.items() if glob not in found.paths}
+        others = {glob: pin for glob, pin in stages.user_pins.layouts.items() if glob not in found.paths}
         for layout in dict.fromkeys((found.layout, *possible_layouts(found.shape, plan.mesh))):
             try:
                 planned = stages.plan_pinned(others | dict.fromkeys(found.paths, layout))

@@ -26,14 +26,14 @@ from meshdsl.custom_rules import check_rules
 from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
-from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
-from meshdsl.pins import fit_constraints
+from meshdsl.pins import LayoutTable, fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.planner.bounds.trivial import least_memory, least_seconds
 from meshdsl.schedules.spec import CHUNKED, Pipeline
+from meshdsl.shardings import Stated
 from meshdsl.trace import trace
 from meshdsl.util.text import bytes_text, seconds_text, table
 
@@ -175,7 +175,7 @@ class ConfigurationSearch:
     @property
     def axes(self) -> list[str]:
         """Axes to try by default: those in pins and rules, ``data`` and ``model``, ``pipe`` if layers are stacked."""
-        pinned = [axis for layout in (self.program.layouts or {}).values() for axis in Layout.of(layout).axes]
+        pinned = (LayoutTable() | (self.program.layouts or {})).axes
         ruled = [axis for table in self._rules.tables.values() for axes in table.values() for axis in axes]
         named = [axis for axis in dict.fromkeys((*pinned, *ruled)) if axis != AXIS]
         more = [axis for axis in reversed(DEFAULT_AXES) if axis not in named][: max(2 - len(named), 0)]
@@ -236,7 +236,7 @@ class ConfigurationSearch:
         return Rules.of(self.rules or self.program.rules or Rules())
 
     @cached_property
-    def _layouts(self) -> Mapping[str, Layout | str]:
+    def _layouts(self) -> LayoutTable:
         return pipe_layouts(self.program, self._rules, lambda: self.traced)
 
 
@@ -364,7 +364,7 @@ def search(
     schedules: Sequence[str] = ("1f1b",),
     chunks: Sequence[int] = (1,),
     recompute: Sequence[str] = ("stage",),
-    layouts: Mapping[str, Layout | str] | None = None,
+    layouts: Mapping[str, Stated] | None = None,
     rules: Rules | str | None = None,
     memory: str | None = None,
     progress: Callable[[str], None] = lambda said: None,

@@ -8,7 +8,7 @@ anything is traced.
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from os import PathLike
 from typing import Any
@@ -21,9 +21,10 @@ from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
-from meshdsl.pins import replaced_inputs
+from meshdsl.pins import LayoutTable, replaced_inputs
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
+from meshdsl.shardings import mesh_of, pin_of
 from meshdsl.trace.arguments import step_name
 from meshdsl.util.paths import quote, split_path
 
@@ -56,7 +57,7 @@ class Options:
     """
 
     mesh: Mesh
-    layouts: Mapping[str, Layout | str] = field(default_factory=dict)
+    layouts: LayoutTable = field(default_factory=LayoutTable)
     rules: Rules = field(default_factory=Rules)
     outputs: Mapping[str, Layout | str] = field(default_factory=dict)
     memory: float | None = None
@@ -166,8 +167,8 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
     mesh = _parse_mesh(given["mesh"], plan.topology if plan else None, rows)
     made = Options(
         mesh=mesh,
-        layouts=_parse_table("layouts", given["layouts"], rows),
-        outputs=_parse_table("outputs", given["outputs"], rows),
+        layouts=_parse_layouts(given["layouts"], mesh, rows),
+        outputs=_parse_table("outputs", given["outputs"], mesh, rows),
         rules=_parse_rules(given["rules"], rows),
         memory=_parse_memory(given["memory"], rows),
         donate_argnums=_parse_several("donate_argnums", given["donate_argnums"], Integral, rows),
@@ -175,7 +176,7 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         static_argnums=_parse_several("static_argnums", given["static_argnums"], Integral, rows),
         static_argnames=_parse_several("static_argnames", given["static_argnames"], str, rows),
         plan=plan,
-        devices=_parse_devices(given["devices"], rows),
+        devices=_parse_devices(given["devices"], given["mesh"], rows),
         pipeline=_parse_pipeline(given["pipeline"], plan, rows),
         overlap=_parse_overlap(given["overlap"], plan, rows),
         time_limit=_parse_time_limit(given["time_limit"], rows),
@@ -190,25 +191,24 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
     return made
 
 
-def parse_pin_changes(layouts: object, current: Mapping[str, Layout | str]) -> dict[str, Layout | str]:
+def parse_pin_changes(layouts: object, current: LayoutTable, mesh: Mesh) -> LayoutTable:
     """Return the ``current`` pins changed by ``layouts``, where None removes a pin; ArgumentError lists all faults."""
     rows: list[str] = []
-    changes = _parse_table("layouts", layouts, rows)
+    changes = _parse_table("layouts", layouts, mesh, rows)
     unknown = [glob for glob, layout in changes.items() if layout is None and glob not in current]
     rows += [f"layouts: no pin {glob!r} to remove{nearest(glob, current)}" for glob in unknown]
     if rows:
         raise ArgumentError(faults("pins that cannot be changed:", rows))
     unchanged = {glob: layout for glob, layout in current.items() if glob not in changes}
-    return unchanged | {glob: layout for glob, layout in changes.items() if layout is not None}
+    stated = {glob: layout for glob, layout in changes.items() if layout is not None}
+    return replace(current, globs=unchanged | stated)
 
 
 def _parse_mesh(mesh: object, topology: Topology | None, rows: list[str]) -> Mesh:
-    """Return the mesh; a text has no topology, so that of the plan to run is taken."""
-    if isinstance(mesh, Mesh):
-        return mesh
-    if isinstance(mesh, str):
+    """Return the mesh; a text, or a mesh of jax, has no topology, so that of the plan to run is taken."""
+    if isinstance(mesh, Mesh | str | jax.sharding.Mesh | jax.sharding.AbstractMesh):
         try:
-            return Mesh.parse(mesh, topology)
+            return mesh_of(mesh, topology)
         except MeshDSLError as error:
             rows.append("mesh: " + str(error).replace("\n", "\n  "))
             return NO_MESH
@@ -217,22 +217,36 @@ def _parse_mesh(mesh: object, topology: Topology | None, rows: list[str]) -> Mes
 
 
 def _mesh_remedy(mesh: object) -> str:
-    sizes = dict(mesh.shape) if isinstance(mesh, jax.sharding.Mesh) else mesh
-    if isinstance(sizes, dict):
-        return f"md.Mesh(**{sizes!r}) makes one"
+    if isinstance(mesh, dict):
+        return f"md.Mesh(**{mesh!r}) makes one"
     return "write 'data=4,model=2' or md.Mesh(data=4, model=2)"
 
 
-def _parse_table(name: str, table: object, rows: list[str]) -> dict[str, Layout | str]:
+def _parse_layouts(table: object, mesh: Mesh, rows: list[str]) -> LayoutTable:
+    """Return what ``layouts=`` states: globs, and strategies such as ``md.fsdp()``."""
+    strategies = table.strategies if isinstance(table, LayoutTable) else ()
+    return LayoutTable(_parse_table("layouts", table, mesh, rows), strategies)
+
+
+def _parse_table(name: str, table: object, mesh: Mesh, rows: list[str]) -> dict[str, Any]:
     """Return layouts by globs; texts of layouts are parsed later, when the arguments are known."""
     if table is None:
         return {}
     if not isinstance(table, Mapping):
-        rows.append(f"{name}: {is_a(table)}, not a dict of layouts by globs; write {{'batch/*': 'data=S(0)'}}")
+        strategy = ", or a strategy such as md.fsdp()" if name == "layouts" else ""
+        what = f"not a dict of layouts by globs; write {{'batch/*': 'data=S(0)'}}{strategy}"
+        rows.append(f"{name}: {is_a(table)}, {what}")
         return {}
-    bad = [glob for glob in table if not isinstance(glob, str)]
-    rows += [f"{name}: {is_a(glob)}, not a glob; write text such as 'batch/*'" for glob in bad]
-    return {glob: layout for glob, layout in table.items() if glob not in bad}
+    found: dict[str, Any] = {}
+    for glob, layout in table.items():
+        if not isinstance(glob, str):
+            rows.append(f"{name}: {is_a(glob)}, not a glob; write text such as 'batch/*'")
+            continue
+        try:
+            found[glob] = pin_of(layout, mesh.names)
+        except NotationError as error:
+            rows.append(f"{name}[{glob!r}]: {error}")
+    return found
 
 
 def _parse_rules(rules: Any, rows: list[str]) -> Rules:
@@ -338,10 +352,10 @@ def parse_uneven(uneven: object, rows: list[str]) -> str:
     return "error"
 
 
-def _parse_devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:
-    """Return the devices; each may occur once."""
+def _parse_devices(devices: Any, mesh: object, rows: list[str]) -> tuple[jax.Device, ...] | None:
+    """Return the devices, by default those of a mesh of jax; each may occur once."""
     if devices is None:
-        return None
+        return tuple(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else None
     if not isinstance(devices, Sequence) or isinstance(devices, str):
         rows.append(f"devices: {is_a(devices)}, not a list of devices; jax.devices() is one")
         return None

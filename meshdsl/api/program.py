@@ -17,11 +17,11 @@ from meshdsl.ir.index import producers
 from meshdsl.ir.loops import split_operands
 from meshdsl.ir.rewrite import origin, values
 from meshdsl.layouts.axis_rules import Rules
-from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pins import replaced_inputs
+from meshdsl.pins import LayoutTable, replaced_inputs
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
+from meshdsl.shardings import Stated
 from meshdsl.trace import trace
 from meshdsl.trace.annotate import FORWARD
 
@@ -59,7 +59,7 @@ class Program:
 
     step: Callable[..., Any]
     args: tuple[Any, ...]
-    layouts: Mapping[str, Layout | str] | None = None
+    layouts: Mapping[str, Stated] | None = None
     rules: Rules | str | None = None
     pipeline: Pipeline | None = None
     init: Callable[..., Any] | None = None
@@ -81,7 +81,7 @@ class Program:
         ]
         if not isinstance(self.args, tuple):
             rows.append(f"args: {is_a(self.args)}, not the tuple of the step's arguments")
-        if self.layouts is not None and not isinstance(self.layouts, Mapping):
+        if self.layouts is not None and not isinstance(self.layouts, Mapping):  # strategies are one too
             rows.append(f"layouts: {is_a(self.layouts)}, not a dict of layouts by globs")
         if self.rules is not None and not isinstance(self.rules, Rules | str):
             rows.append(f"rules: {is_a(self.rules)}, not layout rules, such as 'batch:data hidden:model'")
@@ -106,18 +106,18 @@ class Program:
 AXIS = "pipe"  # the mesh axis of pipeline stages
 
 
-def pipe_layouts(program: Program, rules: Rules, traced: Callable[[], TracedProgram]) -> Mapping[str, Layout | str]:
+def pipe_layouts(program: Program, rules: Rules, traced: Callable[[], TracedProgram]) -> LayoutTable:
     """Return the program's layouts, with stacks of layers split over ``pipe`` where nothing else is.
 
     Args:
       rules: the rules that the program is planned under.
       traced: traces the program; called only if the answer depends on it.
     """
-    own = dict(program.layouts or {})
+    own = LayoutTable() | (program.layouts or {})
     ruled = any(AXIS in axes for table in rules.tables.values() for axes in table.values())
-    if ruled or any(AXIS in Layout.of(layout).axes for layout in own.values()):
+    if ruled or AXIS in own.axes:
         return own
-    return {**dict.fromkeys(stacked_parameters(traced()), f"{AXIS}=S(0)"), **own}
+    return dict.fromkeys(stacked_parameters(traced()), f"{AXIS}=S(0)") | own
 
 
 def stacked_parameters(program: TracedProgram) -> list[str]:

@@ -27,7 +27,6 @@ from meshdsl.api.stages import CallStages, trace_for
 from meshdsl.errors import shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
-from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.lowering.numerics import CheckReport, check_tolerance
@@ -38,6 +37,7 @@ from meshdsl.pipelining import whole_function
 from meshdsl.plan.build import without_rule
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
+from meshdsl.shardings import Stated
 from meshdsl.trace import Call, PureStep, flatten_call
 from meshdsl.trace.arguments import check_values, static_keys, step_name
 from meshdsl.trace.objects import bind, has_cycles, is_object
@@ -53,9 +53,9 @@ log = logging.getLogger("meshdsl")
 
 def parallelize(
     step: Callable[Params, Result],
-    mesh: Mesh | str,
-    layouts: Mapping[str, Layout | str] | None = None,
-    outputs: Mapping[str, Layout | str] | None = None,
+    mesh: Mesh | jax.sharding.Mesh | jax.sharding.AbstractMesh | str,
+    layouts: Mapping[str, Stated] | None = None,
+    outputs: Mapping[str, Stated] | None = None,
     memory: str | float | None = None,
     donate_argnums: int | Iterable[int] = (),
     donate_argnames: str | Iterable[str] = (),
@@ -78,8 +78,11 @@ def parallelize(
     Args:
       step: a function of pytrees of arrays, as ``jax.jit`` takes it; of one that ``jax.pmap`` returned, the function
         that it maps is taken, and arrays are whole.
-      mesh: a mesh, or its text ``"data=4,model=2"``; the topology is then that of ``plan``, or ``cpu``.
-      layouts: pins by globs over argument names and tree paths; axes not named are free.
+      mesh: a mesh, its text ``"data=4,model=2"``, or a mesh of jax, whose devices are then used; the topology of the
+        latter two is that of ``plan``, or ``cpu``.
+      layouts: pins by globs over argument names and tree paths; axes not named are free. A layout may be a
+        ``PartitionSpec`` or ``NamedSharding``: axes that it does not name are then ``B``, as in jax. Strategies such as
+        ``md.fsdp()`` are pins too, combined by ``|``.
       outputs: pins by globs over the results' paths; other results follow the inputs that they replace.
       rules: mesh axes by named dims, ``"batch:data hidden:model"``; where ``layouts`` names an axis too, it wins.
       memory: limit per device, in bytes or as text such as ``"60GiB"``; default is the topology's.
@@ -231,7 +234,7 @@ class Sharded(Generic[Params, Result]):
         """
         return self._stages_of(self._flatten(args, kwargs))
 
-    def with_pins(self, layouts: Mapping[str, Layout | str | None]) -> "Sharded[Params, Result]":
+    def with_pins(self, layouts: Mapping[str, Stated | None]) -> "Sharded[Params, Result]":
         """Return the same step under other pins, planned in a fraction of the time from where this plan was found.
 
         The step is not traced again, and cost tables are shared. The plan is not improved in rounds, so ``plan.gap``
@@ -246,7 +249,7 @@ class Sharded(Generic[Params, Result]):
         Example:
           >>> sharded.with_pins({"params/embed": "model=S(0)"}).plan(*args).seconds
         """
-        changed = parse_pin_changes(layouts, self.options.layouts)
+        changed = parse_pin_changes(layouts, self.options.layouts, self.options.mesh)
         other = Sharded(self.step, replace(self.options, plan=None, layouts=changed))
         other._traced = self._traced
         found = {key: stages.new_plan for key, stages in self._stages.items()}

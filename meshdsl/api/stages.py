@@ -41,7 +41,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
-from meshdsl.pins import UserPins, fit_constraints
+from meshdsl.pins import UserPins, fit_constraints, overridden_pins
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.types import Array
@@ -123,10 +123,15 @@ class CallStages:
     settings: JaxSettings = field(default_factory=JaxSettings.current)
 
     @cached_property
+    def _stated(self) -> tuple[dict[str, Layout | str], list[str]]:
+        """Layouts by globs, strategies resolved to pins of single arrays, and notes on what they left alone."""
+        return self.options.layouts.resolved(self.traced, self.options.mesh)
+
+    @cached_property
     def user_pins(self) -> UserPins:
         """What the user fixed, for every rewrite of the program to resolve."""
-        o = self.options
-        return UserPins(o.layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced, o), o.uneven)
+        o, (layouts, _) = self.options, self._stated
+        return UserPins(layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced, o), o.uneven)
 
     @stage
     def checked(self) -> TracedProgram:
@@ -136,7 +141,9 @@ class CallStages:
         """
         program = check_rules(fit_constraints(self.traced, self.options.mesh))
         unused = self.user_pins.unused_rules(program)
-        return replace(program, notes=[*program.notes, *unused], warnings=[*program.warnings, *unused])
+        notes = [*program.notes, *unused, *self._stated[1]]
+        notes += overridden_pins(self.options.layouts.on(self.options.mesh), program)
+        return replace(program, notes=notes, warnings=[*program.warnings, *unused])
 
     @stage
     def microbatched(self) -> TracedProgram:

@@ -20,23 +20,27 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.errors import ArgumentError, LayoutError, faults, is_a, nearest
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Split
 from meshdsl.nd.named_array import NamedArray
 from meshdsl.primitives.constrain import bind_constrain
+from meshdsl.shardings import Stated, stated_layout
 from meshdsl.util.paths import join_path
 
 T = TypeVar("T")
 
 
-def constrain(x: T, layout: Layout | str) -> T:
+def constrain(x: T, layout: Stated) -> T:
     """Return ``x``, constrained to ``layout`` in the plan.
 
     Args:
       x: an array, or a pytree of arrays that all get this layout; dims of named tensors by name or number.
-      layout: a layout or its text; mesh axes that it does not name are free. It may contain ``P`` (partial sums).
+      layout: a layout or its text; mesh axes that it does not name are free. It may contain ``P`` (partial sums). It
+        may be a ``PartitionSpec`` or ``NamedSharding``, as ``jax.lax.with_sharding_constraint`` takes them: dims that
+        it does not leave ``UNCONSTRAINED`` are split by its axes alone.
 
     Returns:
       ``x``, unchanged in value.
@@ -51,22 +55,32 @@ def constrain(x: T, layout: Layout | str) -> T:
 
     The counterpart in JAX is ``jax.lax.with_sharding_constraint``.
     """
-    wanted = Layout.of(layout)
+    wanted = layout if isinstance(layout, NamedSharding | PartitionSpec) else Layout.of(layout)
     found, tree = jax.tree_util.tree_flatten_with_path(x, is_leaf=_is_named)
     alien = [f"{_label(keys)}: {is_a(leaf)}, not an array" for keys, leaf in found if not _is_array(leaf)]
     if alien:
         raise ArgumentError(faults("constrain takes arrays:", alien))
-    rows = [row for keys, leaf in found for row in _faults(_label(keys), leaf, wanted)]
+    rows = [row for keys, leaf in found for row in _faults(_label(keys), leaf, _stated(leaf, wanted)[0])]
     if rows:
         raise LayoutError(faults(f"constrain to {str(wanted)!r} does not fit:", rows, "dims are counted from 0"))
     made: T = jax.tree_util.tree_unflatten(tree, [_constrained(leaf, wanted) for _, leaf in found])
     return made
 
 
-def _constrained(x: Any, layout: Layout) -> Any:
+def _constrained(x: Any, wanted: Layout | NamedSharding | PartitionSpec) -> Any:
+    layout, closed = _stated(x, wanted)
     if _is_named(x):
-        return NamedArray(bind_constrain(x.array, layout.numbered(x.dims), x.dims), x.dims)
-    return bind_constrain(x, layout)
+        return NamedArray(bind_constrain(x.array, layout.numbered(x.dims), x.dims, closed), x.dims)
+    return bind_constrain(x, layout, closed=closed)
+
+
+def _stated(x: Any, wanted: Layout | NamedSharding | PartitionSpec) -> tuple[Layout, tuple[int, ...]]:
+    """Return the layout that is stated for an array, and the dims that only its axes may split."""
+    if isinstance(wanted, Layout):
+        return wanted, ()
+    found = stated_layout(wanted, len(x.dims) if _is_named(x) else jax.numpy.ndim(x))
+    assert found is not None, "its axes have names"
+    return found
 
 
 def _is_named(x: Any) -> bool:

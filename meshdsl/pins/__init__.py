@@ -4,6 +4,7 @@ Pins come from globs over paths of arguments and results, from layout rules over
 from ``constrain`` operations inside the step. The planner treats them as constraints on the domains of its variables.
 
     read         globs -> a layout per input and output; results that alias an input take its layout   ``make_pins``
+    strategies   data parallelism, FSDP, tensor parallelism -> layouts of single inputs          ``LayoutTable``
     axis_rules   layout rules -> layouts, by the kind of an array: parameter, optimizer state, activation
     constraints  what jax's own functions state inside the step, fitted to the mesh                 ``fit_constraints``
     shard_maps   the mesh of the user's shard_maps, compared with the plan's
@@ -13,6 +14,7 @@ from ``constrain`` operations inside the step. The planner treats them as constr
 """
 
 from meshdsl.pins.constraints import fit_constraints
-from meshdsl.pins.read import UserPins, make_pins, replaced_inputs
+from meshdsl.pins.read import UserPins, make_pins, overridden_pins, replaced_inputs
+from meshdsl.pins.strategies import LayoutTable
 
-__all__ = ["UserPins", "fit_constraints", "make_pins", "replaced_inputs"]
+__all__ = ["LayoutTable", "UserPins", "fit_constraints", "make_pins", "overridden_pins", "replaced_inputs"]

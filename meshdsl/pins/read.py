@@ -25,7 +25,7 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import REDUCTIONS, B, P
+from meshdsl.layouts.placement import REDUCTIONS, B, P, Placement
 from meshdsl.pins.axis_rules import RulePins, UnusedRules, kinds
 from meshdsl.pins.conflicts import (
     UNEVEN,
@@ -111,6 +111,31 @@ def make_pins(
     results = (*wanted.pins, *[_FREE] * (len(program.outputs) - len(wanted.pins)))
     kept = tuple(None if pin.axes else source for pin, source in zip(results, replaced_inputs(program), strict=True))
     return Pins(given.pins, results, kept, frozenset(donated))
+
+
+def overridden_pins(table: Table, program: TracedProgram) -> list[str]:
+    """Returns a line per two globs that pin an axis of an input differently: the later one decides."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for leaf in program.inputs:
+        decides: dict[str, tuple[str, Placement]] = {}
+        for glob, text in table.items():
+            for axis, placed in _stated_on(text, leaf) if _names(glob, leaf) else ():
+                before = decides.get(axis)
+                if before is not None and before[1] is not placed:
+                    found.setdefault((axis, before[0], glob), []).append(leaf.path)
+                decides[axis] = glob, placed
+    return [
+        f"layouts: {glob!r} decides over {before!r} on {axis}: {', '.join(shortened(paths, _SHOWN))}"
+        for (axis, before, glob), paths in found.items()
+    ]
+
+
+def _stated_on(text: Layout | str, leaf: Leaf) -> tuple[tuple[str, Placement], ...]:
+    """Returns the placements by axis that a pin states; none if it cannot be read, which ``make_pins`` reports."""
+    try:
+        return Layout.of(text).numbered(leaf.dims).placements
+    except NotationError:
+        return ()
 
 
 def _sides(

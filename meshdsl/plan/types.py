@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jax.sharding import PartitionSpec
+
 from meshdsl.errors import LayoutError
 from meshdsl.ir.graph import array_type
 from meshdsl.ir.solution import Solution
@@ -17,6 +19,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
 from meshdsl.schedules.pipelined import Pipelined
+from meshdsl.shardings import partition_spec
 from meshdsl.util.lazy import Lazy
 from meshdsl.util.paths import nearest_path
 
@@ -237,6 +240,17 @@ class PlanData:
     def layout(self, path: str) -> Layout:
         """Layout of the input at ``path``; LayoutError with the nearest path if there is none."""
         return self.input(path).layout
+
+    def partition_specs(self) -> dict[str, PartitionSpec]:
+        """The layouts of all inputs in JAX's words, by path, for a mesh of jax with the axes of this one.
+
+        An array that several paths lead to is listed under each.
+
+        Example:
+          >>> plan.partition_specs()["params/w1"]
+          PartitionSpec(None, 'model')
+        """
+        return {path: partition_spec(x.layout, len(x.shape)) for x in self.inputs for path in x.paths}
 
     def output_layout(self, path: str) -> Layout:
         """Layout of the output at ``path``; LayoutError with the nearest path if there is none."""

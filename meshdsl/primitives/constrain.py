@@ -3,8 +3,9 @@
 Under autodiff it constrains the primal only; under ``vmap`` the dims that it splits shift past the mapped one.
 ``names`` are the names of the value's dims if they are known, else empty.
 
-What jax's own functions state about shardings (``jax.lax.with_sharding_constraint``) is read as this primitive too,
-with two more parameters: ``by`` is the name of the function, and ``closed`` are dims that only the layout's axes split.
+``closed``, if given, are dims that only the layout's axes split, as a ``PartitionSpec`` says. What jax's own functions
+state about shardings (``jax.lax.with_sharding_constraint``) is read as this primitive too, with one more parameter:
+``by`` is the name of the function.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,13 @@ Names = tuple[str, ...]
 constrain_p = Primitive("constrain")
 
 
-def bind_constrain(x: Any, layout: Layout, names: Names = ()) -> Any:
-    """Return ``x``, constrained to ``layout``, whose dims are numbers; ``names`` are their names."""
-    return constrain_p.bind(x, layout=layout, names=names)
+def bind_constrain(x: Any, layout: Layout, names: Names = (), closed: Sequence[int] = ()) -> Any:
+    """Return ``x``, constrained to ``layout``, whose dims are numbers; ``names`` are their names.
+
+    Args:
+      closed: dims that only the layout's axes may split.
+    """
+    return constrain_p.bind(x, layout=layout, names=names, **({"closed": tuple(closed)} if closed else {}))
 
 
 def stated_params(layout: Layout, by: str, closed: Sequence[int] = ()) -> dict[str, Any]:
@@ -38,11 +43,13 @@ def _transpose(cotangent: Any, x: Any, **params: Any) -> list[Any]:
     return [cotangent]
 
 
-def _batch(args: Sequence[Any], mapped: Sequence[int], *, layout: Layout, names: Names) -> tuple[Any, int]:
+def _batch(
+    args: Sequence[Any], mapped: Sequence[int], *, layout: Layout, names: Names, closed: tuple[int, ...] = ()
+) -> tuple[Any, int]:
     at = mapped[0]
     moved = {axis: _past(p, at) for axis, p in layout.placements}
     named = (*names[:at], "", *names[at:]) if names else ()
-    return constrain_p.bind(args[0], layout=Layout(**moved), names=named), at
+    return bind_constrain(args[0], Layout(**moved), named, [dim + (dim >= at) for dim in closed]), at
 
 
 def _past(placed: Placement, mapped: int) -> Placement:

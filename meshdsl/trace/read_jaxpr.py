@@ -31,8 +31,9 @@ from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
 from meshdsl.ir.rewrite import broadcast_params
 from meshdsl.primitives.constrain import constrain_p, stated_params
 from meshdsl.rules import RULES
+from meshdsl.shardings import stated_layout
 from meshdsl.trace.composites import IMPLEMENTATIONS
-from meshdsl.trace.shardings import stated_layout, type_of_result, without_empty_types
+from meshdsl.trace.shardings import type_of_result, without_empty_types
 from meshdsl.trace.source import SourceContext
 
 # ---- Composite primitives --------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Paths of the arrays in a tree, and globs over them: how a user names arguments and results.
 
-A path is the argument's name and the keys below it, ``params/layers/0/w1``. A key with a slash, star, quote or space is
-written in quotes: ``params/'linear/~/w'/b``. In a glob
+A path is the argument's name and the keys below it, ``params/layers/0/w1``. A key with a slash, star, brace, quote or
+space is written in quotes: ``params/'linear/~/w'/b``. In a glob
 
-    *      matches one component; within a component any characters: layer_*
-    **     matches any number of components, also none: params/**/w1 matches params/w1
-    'a*'   in quotes matches the key itself
+    *        matches one component; within a component any characters: layer_*
+    **       matches any number of components, also none: params/**/w1 matches params/w1
+    {mu,nu}  matches either, also within a component: w_{up,gate}
+    'a*'     in quotes matches the key itself
 
 So ``params/**`` matches a whole subtree, and ``params`` only an array of that name.
 """
@@ -14,13 +15,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
+from itertools import zip_longest
 
 from meshdsl.errors import nearest
 
 Components = tuple[str, ...]
 _COMPONENT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^/'"]+|['"]""")
 _PATHS_LISTED = 8  # of more paths, errors list the first components only
-_UNQUOTED = re.compile(r"[^/*'\"\\\s]+")
+_UNQUOTED = re.compile(r"[^/*{}'\"\\\s]+")
+_WILD = re.compile(r"\*|\{[^{}]*\}")  # what stands for several texts within a component of a glob
 
 
 def join_path(keys: Iterable[object]) -> str:
@@ -94,7 +97,7 @@ def _near_globs(glob: str, paths: Sequence[str]) -> Iterator[str]:
 
 
 def _closest(part: str, known: Iterable[str]) -> str:
-    if "*" in part or part in known:
+    if _WILD.search(part) or part in known:
         return part
     return next(iter(get_close_matches(part, known, n=1, cutoff=0.5)), part)
 
@@ -115,7 +118,17 @@ def _component(glob: str, part: str) -> bool:
 def _pattern(glob: str) -> re.Pattern[str]:
     if glob.startswith("'"):
         return re.compile(re.escape(glob))
-    return re.compile(".*".join(map(re.escape, glob.split("*"))))
+    texts = [re.escape(text) for text in _WILD.split(glob)]
+    wild = [_any_of(match) for match in _WILD.findall(glob)]
+    return re.compile("".join(part for pair in zip_longest(texts, wild, fillvalue="") for part in pair))
+
+
+def _any_of(wildcard: str) -> str:
+    """Returns the pattern of ``*``, or of ``{mu,nu}``, whose alternatives may contain stars."""
+    if wildcard == "*":
+        return ".*"
+    choices = (".*".join(map(re.escape, choice.strip().split("*"))) for choice in wildcard[1:-1].split(","))
+    return f"(?:{'|'.join(choices)})"
 
 
 def _canonical(text: str) -> str:

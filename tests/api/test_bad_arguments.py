@@ -41,7 +41,8 @@ def test_a_mesh_that_cannot_be_read():
         ({"plan": 3}, "plan: 3 is an int, not a plan; sharded.plan(*args) and md.load_plan(file) give one"),
         (
             {"layouts": "data=S(0)"},
-            "layouts: 'data=S(0)' is a str, not a dict of layouts by globs; write {'batch/*': 'data=S(0)'}",
+            "layouts: 'data=S(0)' is a str, not a dict of layouts by globs; write {'batch/*': 'data=S(0)'},"
+            " or a strategy such as md.fsdp()",
         ),
         (
             {"outputs": ["data=B"]},
@@ -72,11 +73,6 @@ def test_all_faults_of_a_call_at_once():
         f"devices[2]: {first} is devices[0] as well; list every device once",
         "donate_argnames='bach': the step has no such argument; did you mean 'batch'?",
     ]
-
-
-def test_a_mesh_of_jax():
-    (row,) = asked(step, jax.make_mesh((4, 2), ("data", "model")))
-    assert row.endswith(" is a jax.Mesh, not a mesh; md.Mesh(**{'data': 4, 'model': 2}) makes one")
 
 
 def test_a_step_that_is_no_function():

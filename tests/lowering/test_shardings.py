@@ -8,7 +8,8 @@ from jax.sharding import PartitionSpec
 from meshdsl.errors import DeviceError, LayoutError
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.shardings import device_mesh, named_sharding, partition_spec, place
+from meshdsl.lowering.shardings import device_mesh, named_sharding, place
+from meshdsl.shardings import partition_spec
 
 
 def test_partition_spec_keeps_the_order_of_axes():

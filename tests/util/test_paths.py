@@ -30,13 +30,21 @@ PATHS = ["params/wte", "params/layers/0/w1", "params/layers/1/w1", "batch/tokens
         ("'*'", "w", False),
         ("'*'", "'*'", True),
         ("a.c", "abc", False),
+        ("state/0/{mu,nu}/w", "state/0/nu/w", True),
+        ("state/0/{mu,nu}/w", "state/0/xi/w", False),
+        ("params/w_{up, gate*}/k", "params/w_gate_2/k", True),
+        ("'{a}'", "'{a}'", True),
+        ("'{a}'", "a", False),
+        ("{a", "{a", True),
     ],
 )
 def test_matches(glob, path, expected):
     assert matches(glob, path) is expected
 
 
-@pytest.mark.parametrize("keys", [("a", "b"), ("linear/~/w", "b"), ("it's", '"'), ("*", "a b", "back\\slash"), ("0",)])
+@pytest.mark.parametrize(
+    "keys", [("a", "b"), ("linear/~/w", "b"), ("it's", '"'), ("*", "{a,b}", "a b", "back\\slash"), ("0",)]
+)
 def test_paths_of_any_keys_come_apart_again(keys):
     path = join_path(keys)
     assert len(split_path(path)) == len(keys)

@@ -1,0 +1,417 @@
+"""Strategies of parallelism as pins: data parallelism, FSDP and tensor parallelism, in one line each.
+
+    layouts=md.data_parallel()                                   # the batch over data
+    layouts=md.fsdp(min_size=2**16)                              # and large parameters and optimizer state too
+    layouts=md.fsdp() | md.tensor_parallel() | {"batch/mask": "data=B"}
+
+A strategy is only a set of pins, found when the step has been traced: which arrays are the batch, and which state,
+follows from what the step replaces. Everything that it does not pin is planned. The plan shows the pins in its column
+``pinned``, and a note names the arrays that a strategy left alone, and why. Where a glob names an axis too, it wins.
+
+FSDP, or ZeRO stage 3, is Rajbhandari et al. (2020); the columns and rows of tensor parallelism are those of Megatron-LM
+(Shoeybi et al. 2019).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, final
+
+from jax import dtypes
+
+from meshdsl.errors import ArgumentError, PinError, faults, is_a, nearest
+from meshdsl.ir.graph import Leaf, TracedProgram
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import Placement, S
+from meshdsl.pins.axis_rules import ACTIVATIONS, kinds
+from meshdsl.pins.read import replaced_inputs
+from meshdsl.shardings import Stated, axes_of, pin_of
+from meshdsl.util.paths import matches, split_path
+
+Axes = tuple[str, ...]
+BATCH_AXES = ("data", "fsdp", "replica", "dp")  # over which the batch is split unless told otherwise, outermost first
+STATE_AXES = ("fsdp", "data", "dp")  # the first of these that the mesh has shards parameters, unless told otherwise
+MODEL_AXES = ("model", "tensor", "tp", "mp")
+MIN_SIZE = 2**14  # elements; smaller arrays cost a collective's latency and save next to no memory
+LISTED = 3  # arrays that a note names
+
+# Weights of a transformer's projections by the names that flax, haiku, equinox, Llama and GPT-2 give them. A matrix
+# ``[in, out]`` of ``COLUMNS`` is split by its outputs, one of ``ROWS`` by its inputs, so that one sum per pair remains.
+# ``HEADS`` and ``JOINED`` are flax's projections ``[in, heads, head]`` and ``[heads, head, out]``, split by heads.
+HEADS = ("query", "key", "value")
+JOINED = ("out",)
+COLUMNS = (
+    *("q", "k", "v", "qkv", "wq", "wk", "wv", "q_proj", "k_proj", "v_proj", "c_attn", "query", "key", "value"),
+    *("up", "gate", "up_proj", "gate_proj", "wi", "wi_0", "wi_1", "w1", "w3", "fc1", "c_fc", "fc_in"),
+)
+ROWS = (
+    *("o", "wo", "o_proj", "out_proj", "out", "attn_out"),
+    *("down", "down_proj", "w2", "fc2", "fc_out", "mlp_out"),
+)
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """Pins that depend on the traced step: which arrays are the batch, which state, and how large they are.
+
+    Args:
+      axis: the mesh axes, major first; empty for those of the usual names.
+    """
+
+    axis: Axes = ()
+
+    @abstractmethod
+    def pins(self, arrays: "Arrays", before: Mapping[int, Layout]) -> dict[int, Layout]:
+        """Returns a layout per input that this pins.
+
+        Args:
+          before: those that strategies applied earlier pinned, on other axes.
+        """
+
+
+@dataclass(frozen=True)
+class LayoutTable(Mapping[str, Stated]):
+    """What ``layouts=`` states: layouts by globs, which this is a mapping of, and strategies besides.
+
+    Args:
+      globs: layouts by globs; of several that match, the last wins, axis by axis, and any glob wins over a strategy.
+      strategies: in the order in which they were combined.
+
+    Example:
+      >>> md.fsdp() | {"params/embed": "model=S(0)"}
+    """
+
+    globs: Mapping[str, Stated] = field(default_factory=dict)
+    strategies: tuple[Strategy, ...] = ()
+
+    def __or__(self, other: object) -> "LayoutTable":
+        """Returns both; globs of ``other`` win over equal ones of this table."""
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        more = other if isinstance(other, LayoutTable) else LayoutTable(other)
+        return LayoutTable({**self.globs, **more.globs}, (*self.strategies, *more.strategies))
+
+    def __ror__(self, other: object) -> "LayoutTable":
+        """Returns both, where a plain dict comes first."""
+        return LayoutTable(other) | self if isinstance(other, Mapping) else NotImplemented
+
+    def __getitem__(self, glob: str) -> Stated:
+        return self.globs[glob]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.globs)
+
+    def __len__(self) -> int:
+        return len(self.globs)
+
+    def __bool__(self) -> bool:
+        return bool(self.globs or self.strategies)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.globs.items()), self.strategies))
+
+    @property
+    def axes(self) -> Axes:
+        """The mesh axes that globs and strategies name."""
+        stated = (axes_of(layout) for layout in self.globs.values())
+        named = [axis for axes in stated for axis in axes]
+        return tuple(dict.fromkeys([*named, *(axis for each in self.strategies for axis in each.axis)]))
+
+    def on(self, mesh: Mesh) -> dict[str, Layout | str]:
+        """Returns the layouts by globs, JAX's shardings as pins on the axes of ``mesh``."""
+        return {glob: pin_of(stated, mesh.names) for glob, stated in self.globs.items()}
+
+    def resolved(self, program: TracedProgram, mesh: Mesh) -> tuple[dict[str, Layout | str], list[str]]:
+        """Returns layouts by globs in which strategies are pins of single arrays, and notes on what they left alone.
+
+        Raises:
+          PinError: a strategy does not fit the mesh or the step; all faults are listed.
+        """
+        if not self.strategies:
+            return self.on(mesh), []
+        arrays = Arrays.of(program, mesh)
+        found: dict[int, Layout] = {}
+        for strategy in sorted(self.strategies, key=lambda each: isinstance(each, FullySharded)):  # it has most choice
+            for i, layout in strategy.pins(arrays, found).items():
+                before = dict(found[i].placements) if i in found else {}
+                found[i] = Layout(**{**before, **dict(layout.placements)})
+        if arrays.faults:
+            raise PinError(faults(f"layouts do not fit {program.name}, on mesh {mesh}:", arrays.faults))
+        stated: dict[str, Layout | str] = {program.inputs[i].path: layout for i, layout in sorted(found.items())}
+        return stated | self.on(mesh), arrays.notes
+
+
+@dataclass
+class Arrays:
+    """The inputs of a traced step as strategies see them, and what strategies say of them.
+
+    Args:
+      leaves: all inputs.
+      batch: those that are no state: no result replaces them.
+      state: parameters and optimizer state.
+      notes: on arrays that a strategy left alone.
+      faults: of strategies.
+    """
+
+    mesh: Mesh
+    leaves: Sequence[Leaf]
+    batch: tuple[int, ...]
+    state: tuple[int, ...]
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def of(program: TracedProgram, mesh: Mesh) -> "Arrays":
+        """Returns the inputs of ``program``, by kind."""
+        found = enumerate(kinds(program, replaced_inputs(program)))
+        batch = tuple(i for i, kind in found if kind == ACTIVATIONS)
+        others = tuple(i for i in range(len(program.inputs)) if i not in batch)
+        return Arrays(mesh, program.inputs, batch, others)
+
+    def axes(self, strategy: str, given: Axes, usual: Axes, several: bool = False) -> Axes:
+        """Returns the axes of the mesh that a strategy uses: those given, or those of the usual names."""
+        unknown = [axis for axis in given if axis not in self.mesh.names]
+        self.faults += [f"{strategy}: no axis {axis!r} in the mesh{nearest(axis, self.mesh.names)}" for axis in unknown]
+        if given:
+            return tuple(axis for axis in given if axis not in unknown)
+        known = tuple(axis for axis in usual if axis in self.mesh.names)
+        if not known and len(self.mesh.names) == 1:
+            return self.mesh.names
+        if not known:
+            self.faults.append(f"{strategy}: the mesh has none of the axes {', '.join(usual)}; name one, axis='...'")
+        return known if several else known[:1]
+
+    def split_batch(self, strategy: str, glob: str | None, axes: Axes) -> dict[int, Layout]:
+        """Returns the batch split by rows: arrays of the batch's size, which is that of the largest of them."""
+        named = [i for i in self.batch if glob is None or any(matches(glob, p) for p in self.leaves[i].paths)]
+        if glob is not None:
+            named = [i for i, leaf in enumerate(self.leaves) if any(matches(glob, path) for path in leaf.paths)]
+            self.faults += [] if named else [f"{strategy}: batch={glob!r} matches no input"]
+        rows = {i: self.leaves[i].shape[0] for i in named if self.leaves[i].shape and not _is_key(self.leaves[i])}
+        if not rows or not axes:
+            return {}
+        size = rows[max(rows, key=lambda i: prod(self.leaves[i].shape))]
+        left = [i for i in named if rows.get(i) != size]
+        self._note(f"{strategy}: not split, since they do not have the batch's {size} rows", left)
+        return {i: Layout(**dict.fromkeys(axes, S(0))) for i in named if rows.get(i) == size}
+
+    def _note(self, what: str, arrays: Sequence[int]) -> None:
+        if arrays:
+            more = f" and {len(arrays) - LISTED} more" if len(arrays) > LISTED else ""
+            self.notes.append(f"{what}: {', '.join(self.leaves[i].path for i in arrays[:LISTED])}{more}")
+
+    def note(self, strategy: str, what: str, arrays: Sequence[int]) -> None:
+        """Adds a note that names the first few of these arrays, if there are any."""
+        self._note(f"{strategy}: {what}", arrays)
+
+
+def _is_key(leaf: Leaf) -> bool:
+    return bool(dtypes.issubdtype(leaf.dtype, dtypes.extended))
+
+
+# ---- Data parallelism and FSDP ---------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class DataParallel(Strategy):
+    """The batch split by rows; see :func:`data_parallel`."""
+
+    batch: str | None = None
+
+    def pins(self, arrays: Arrays, before: Mapping[int, Layout]) -> dict[int, Layout]:
+        """Returns the batch's pins."""
+        axes = arrays.axes("data_parallel", self.axis, BATCH_AXES, several=True)
+        return arrays.split_batch("data_parallel", self.batch, axes)
+
+
+def data_parallel(axis: str | Sequence[str] = (), batch: str | None = None) -> LayoutTable:
+    """Return the pins of data parallelism: every array of the batch is split by rows.
+
+    Args:
+      axis: the mesh axes, major first; default are those of ``data``, ``fsdp``, ``replica`` and ``dp`` that the mesh
+        has, or its only axis.
+      batch: a glob over the arrays of the batch; default are those that no result replaces (in an evaluation, where
+        results replace none, all arguments but the first).
+
+    Returns:
+      A value for ``layouts=``; ``|`` combines it with other strategies and with dicts of layouts by globs.
+
+    Raises:
+      ArgumentError: ``axis`` or ``batch`` is not of these kinds.
+
+    Example:
+      >>> sharded = md.parallelize(step, "data=8", md.data_parallel())
+
+    Where parameters and optimizer state lie stays the planner's choice: it may well shard them.
+    """
+    return _table("data_parallel", DataParallel, axis=axis, batch=batch)
+
+
+@final
+@dataclass(frozen=True)
+class FullySharded(Strategy):
+    """The batch by rows, and state along its largest dim; see :func:`fsdp`."""
+
+    batch: str | None = None
+    min_size: int = MIN_SIZE
+
+    def pins(self, arrays: Arrays, before: Mapping[int, Layout]) -> dict[int, Layout]:
+        """Returns the pins of the batch and of the large arrays of state."""
+        rows = arrays.axes("fsdp", self.axis, BATCH_AXES, several=True)
+        axes = arrays.axes("fsdp", self.axis, STATE_AXES) if rows else ()
+        found = arrays.split_batch("fsdp", self.batch, rows)
+        small = [i for i in arrays.state if i not in found and prod(arrays.leaves[i].shape) < self.min_size]
+        large = [i for i in arrays.state if i not in found and i not in small]
+        dims = {i: self._dim(arrays, i, axes, before.get(i, Layout())) for i in large} if axes else {}
+        shards = prod(arrays.mesh.axis(axis) for axis in axes)
+        whole = [i for i, dim in dims.items() if dim is None]
+        arrays.note("fsdp", f"whole, since no dim divides into {shards}", whole)
+        arrays.note("fsdp", f"left to the planner, as they have fewer than {self.min_size} elements", small)
+        return found | {i: Layout(**dict.fromkeys(axes, S(dim))) for i, dim in dims.items() if dim is not None}
+
+    def _dim(self, arrays: Arrays, i: int, axes: Axes, before: Layout) -> int | None:
+        """Returns the largest dim that divides; one that no other strategy splits, if there is one."""
+        shape, shards = arrays.leaves[i].shape, prod(arrays.mesh.axis(axis) for axis in axes)
+        local = before.local_shape(shape, arrays.mesh.sizes_by_name)
+        dividing = [dim for dim, size in enumerate(local) if size % shards == 0 and size]
+        return max(dividing, key=lambda dim: (not before.splitting(dim), local[dim]), default=None)
+
+
+def fsdp(axis: str | Sequence[str] = (), min_size: int = MIN_SIZE, batch: str | None = None) -> LayoutTable:
+    """Return the pins of fully sharded data parallelism (ZeRO stage 3).
+
+    The batch is split by rows, parameters and optimizer state along their largest dim that divides. The plan gathers
+    each parameter where it is read and reduces gradients to the shards, and says when.
+
+    Args:
+      axis: the mesh axes; default for the batch is as in :func:`data_parallel`, for state ``fsdp`` or else ``data``.
+      min_size: elements from which an array of state is split; a note of the plan names the others.
+      batch: a glob over the arrays of the batch, as in :func:`data_parallel`.
+
+    Returns:
+      A value for ``layouts=``; ``|`` combines it with other strategies and with dicts of layouts by globs.
+
+    Raises:
+      ArgumentError: an argument is not of these kinds.
+
+    Example:
+      >>> sharded = md.parallelize(step, "data=8", md.fsdp(min_size=2**16))
+
+    Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
+    """
+    if not isinstance(min_size, int) or isinstance(min_size, bool) or min_size < 0:
+        raise ArgumentError(f"fsdp: min_size: {is_a(min_size)}, not a number of elements such as 2**16")
+    return _table("fsdp", FullySharded, axis=axis, batch=batch, min_size=min_size)
+
+
+# ---- Tensor parallelism ----------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class TensorParallel(Strategy):
+    """Columns and rows of projections; see :func:`tensor_parallel`."""
+
+    columns: tuple[str, ...] | None = None
+    rows: tuple[str, ...] | None = None
+
+    def pins(self, arrays: Arrays, before: Mapping[int, Layout]) -> dict[int, Layout]:
+        """Returns the pins of the projections in parameters and optimizer state."""
+        axes = arrays.axes("tensor_parallel", self.axis, MODEL_AXES)
+        wanted = {i: dim for i in arrays.state if (dim := self._dim(arrays.leaves[i])) is not None}
+        self._check_matches(arrays, wanted)
+        shards = prod(arrays.mesh.axis(axis) for axis in axes)
+        uneven = [i for i, dim in wanted.items() if arrays.leaves[i].shape[dim] % shards]
+        arrays.note("tensor_parallel", f"left to the planner, as they do not divide into {shards}", uneven)
+        placed: dict[int, Placement] = {i: S(dim) for i, dim in wanted.items() if i not in uneven}
+        return {i: Layout(**dict.fromkeys(axes, each)) for i, each in placed.items()}
+
+    def _dim(self, leaf: Leaf) -> int | None:
+        """Returns the dim that is split: outputs of columns, with their biases, and inputs of rows; None if neither."""
+        rank = len(leaf.shape)
+        if self.columns is None and self.rows is None:
+            return _dim_by_name(leaf)
+        if any(matches(glob, path) for glob in self.columns or () for path in leaf.paths):
+            return rank - 1 if rank else None
+        if any(matches(glob, path) for glob in self.rows or () for path in leaf.paths):
+            return rank - 2 if rank > 1 else None
+        return None
+
+    def _check_matches(self, arrays: Arrays, wanted: Mapping[int, int]) -> None:
+        paths = [path for i in arrays.state for path in arrays.leaves[i].paths]
+        for name, globs in (("columns", self.columns), ("rows", self.rows)):
+            missing = [glob for glob in globs or () if not any(matches(glob, path) for path in paths)]
+            arrays.faults += [f"tensor_parallel: {name}={glob!r} matches no parameter" for glob in missing]
+        if not wanted and self.columns is None and self.rows is None:
+            names = ", ".join(paths[:LISTED])
+            remedy = "name them: tensor_parallel(columns='**/up/kernel', rows='**/down/kernel')"
+            arrays.faults.append(f"tensor_parallel: no parameter has a projection's usual name ({names} ...); {remedy}")
+
+
+def _dim_by_name(leaf: Leaf) -> int | None:
+    """Returns the dim of a projection with a usual name that tensor parallelism splits."""
+    parts, rank = split_path(leaf.path), len(leaf.shape)
+    name = next((part for part in reversed(parts) if part in COLUMNS or part in ROWS), None)
+    is_bias = parts[-1] in ("bias", "b")
+    if name is None or not rank:
+        return None
+    if name in HEADS and rank > (1 if is_bias else 2):
+        return rank - 2
+    if name in COLUMNS:
+        return rank - 1
+    if is_bias or rank < 2:
+        return None
+    return rank - 3 if name in JOINED and rank > 2 else rank - 2
+
+
+def tensor_parallel(
+    axis: str | Sequence[str] = (),
+    columns: str | Sequence[str] | None = None,
+    rows: str | Sequence[str] | None = None,
+) -> LayoutTable:
+    """Return the pins of tensor parallelism: projections split by outputs (columns), the next by inputs (rows).
+
+    Between the two, activations are split over the axis without communication; one sum follows the second product.
+
+    Args:
+      axis: the mesh axis; default is ``model``, ``tensor``, ``tp`` or ``mp``, or the mesh's only axis.
+      columns: globs over parameters ``[..., in, out]`` to be split by ``out``, and over their biases. Optimizer state
+        of the same paths is split alike where the glob starts with ``**/``.
+      rows: globs over parameters ``[..., in, out]`` to be split by ``in``. Without ``columns`` and ``rows``,
+        projections are known by the usual names of attention and feed-forward weights (``q_proj``, ``up``, ``wo``).
+
+    Returns:
+      A value for ``layouts=``; ``|`` combines it with other strategies and with dicts of layouts by globs.
+
+    Raises:
+      ArgumentError: an argument is not of these kinds.
+
+    Example:
+      >>> layouts = md.data_parallel() | md.tensor_parallel(columns="**/up/kernel", rows="**/down/kernel")
+      >>> sharded = md.parallelize(step, "data=4,model=2", layouts)
+
+    Source: Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models".
+    """
+    named: dict[str, Any] = {"columns": columns, "rows": rows}
+    globs = {key: None if value is None else _texts("tensor_parallel", key, value) for key, value in named.items()}
+    return _table("tensor_parallel", TensorParallel, axis=axis, **globs)
+
+
+# ---- Arguments -------------------------------------------------------------------------------------------------------
+
+
+def _table(name: str, strategy: type, axis: Any, **given: Any) -> LayoutTable:
+    if given.get("batch") is not None and not isinstance(given["batch"], str):
+        raise ArgumentError(f"{name}: batch: {is_a(given['batch'])}, not a glob such as 'batch/**'")
+    return LayoutTable(strategies=(strategy(axis=_texts(name, "axis", axis), **given),))
+
+
+def _texts(name: str, what: str, given: Any) -> tuple[str, ...]:
+    """Returns one text, or several, as a tuple."""
+    texts = (given,) if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(f"{name}: {what}: {is_a(given)}, neither text nor a sequence of texts")
+    return tuple(texts)
