@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from math import prod
 from statistics import median
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +35,9 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
-from meshdsl.shardings import mesh_of
+from meshdsl.shardings import StatedMesh, mesh_of
 
 REPEATS = 7  # runs of each program
 SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes of one message
@@ -53,9 +51,7 @@ BYTES_PER_PROGRAM = 1 << 23  # of messages; bounds the iterations of a collectiv
 Body = Callable[[jax.Array], jax.Array]
 
 
-def calibrate(
-    mesh: Mesh | jax.sharding.Mesh | jax.sharding.AbstractMesh | str, devices: Sequence[jax.Device] | None = None
-) -> Topology:
+def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None) -> Topology:
     """Measure ``mesh`` on ``devices``; takes well under a minute.
 
     Args:
@@ -210,7 +206,7 @@ class _CallableModule(ModuleType):
     ``__call__``.
     """
 
-    def __call__(self, mesh: Any, devices: Sequence[jax.Device] | None = None) -> Topology:
+    def __call__(self, mesh: StatedMesh, devices: Sequence[jax.Device] | None = None) -> Topology:
         """See :func:`calibrate`."""
         return calibrate(mesh, devices)
 

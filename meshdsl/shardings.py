@@ -27,9 +27,10 @@ from meshdsl.layouts.placement import B, P, Placement, S
 from meshdsl.layouts.topology import Topology
 
 Stated = Layout | str | NamedSharding | PartitionSpec  # a layout as users state it
+StatedMesh = Mesh | JaxMesh | AbstractMesh | str  # a mesh as users state it
 
 
-def mesh_of(mesh: Mesh | JaxMesh | AbstractMesh | str, topology: Topology | str | None = None) -> Mesh:
+def mesh_of(mesh: StatedMesh, topology: Topology | str | None = None) -> Mesh:
     """Returns the mesh that a text, or a mesh of jax, names, with this topology; a mesh of ours as it is."""
     if isinstance(mesh, Mesh):
         return mesh

@@ -24,7 +24,7 @@ from meshdsl.layouts.topology import Topology
 from meshdsl.pins import LayoutTable, replaced_inputs
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
-from meshdsl.shardings import mesh_of, pin_of
+from meshdsl.shardings import StatedMesh, mesh_of, pin_of
 from meshdsl.trace.arguments import step_name
 from meshdsl.util.paths import quote, split_path
 
@@ -206,7 +206,7 @@ def parse_pin_changes(layouts: object, current: LayoutTable, mesh: Mesh) -> Layo
 
 def _parse_mesh(mesh: object, topology: Topology | None, rows: list[str]) -> Mesh:
     """Return the mesh; a text, or a mesh of jax, has no topology, so that of the plan to run is taken."""
-    if isinstance(mesh, Mesh | str | jax.sharding.Mesh | jax.sharding.AbstractMesh):
+    if isinstance(mesh, StatedMesh):
         try:
             return mesh_of(mesh, topology)
         except MeshDSLError as error:

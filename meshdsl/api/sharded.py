@@ -27,7 +27,6 @@ from meshdsl.api.stages import CallStages, trace_for
 from meshdsl.errors import shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.lowering.numerics import CheckReport, check_tolerance
 from meshdsl.lowering.reference import is_divided, whole_step
@@ -37,7 +36,7 @@ from meshdsl.pipelining import whole_function
 from meshdsl.plan.build import without_rule
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
-from meshdsl.shardings import Stated
+from meshdsl.shardings import Stated, StatedMesh
 from meshdsl.trace import Call, PureStep, flatten_call
 from meshdsl.trace.arguments import check_values, static_keys, step_name
 from meshdsl.trace.objects import bind, has_cycles, is_object
@@ -53,7 +52,7 @@ log = logging.getLogger("meshdsl")
 
 def parallelize(
     step: Callable[Params, Result],
-    mesh: Mesh | jax.sharding.Mesh | jax.sharding.AbstractMesh | str,
+    mesh: StatedMesh,
     layouts: Mapping[str, Stated] | None = None,
     outputs: Mapping[str, Stated] | None = None,
     memory: str | float | None = None,

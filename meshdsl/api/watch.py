@@ -17,14 +17,12 @@ from functools import cached_property
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
-from jax.sharding import Mesh as JaxMesh
 
 from meshdsl.errors import ArgumentError, is_a
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.collectives import CompiledCollective, compiled_collectives
 from meshdsl.plan.budget import Kinds, check_budget
-from meshdsl.shardings import mesh_of
+from meshdsl.shardings import StatedMesh, mesh_of
 from meshdsl.util.text import bytes_text
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"  # of jax.monitoring, after every compilation
@@ -110,7 +108,7 @@ class Watch:
 
 
 @contextmanager
-def watch(mesh: Mesh | JaxMesh | AbstractMesh | str | None = None) -> Iterator[Watch]:
+def watch(mesh: StatedMesh | None = None) -> Iterator[Watch]:
     """Record the collectives of all programs that are compiled inside the ``with``.
 
     Args:
@@ -128,7 +126,7 @@ def watch(mesh: Mesh | JaxMesh | AbstractMesh | str | None = None) -> Iterator[W
       ...     jax.jit(step, in_shardings=...)(params, batch)
       >>> comm.assert_at_most(kinds={"all-reduce": 1})
     """
-    if mesh is not None and not isinstance(mesh, Mesh | JaxMesh | AbstractMesh | str):
+    if mesh is not None and not isinstance(mesh, StatedMesh):
         raise ArgumentError(f"watch: {is_a(mesh)}, not a mesh; md.Mesh(data=4, model=2) is one")
     seen = Watch(None if mesh is None else mesh_of(mesh))
 

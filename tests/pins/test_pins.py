@@ -4,7 +4,7 @@ from itertools import combinations
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshdsl.errors import PinError
@@ -187,6 +187,7 @@ def _splits_too_much(sizes, length):
     return lambda pin: ["too much"] if length % prod(sizes[axis] for axis in pin.splitting(0)) else []
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("abcde"), st.sampled_from([B, S(0)]), min_size=1), max_size=5))
 def test_no_pin_of_a_set_that_contradicts_can_be_left_out_and_no_set_is_smaller(stated):
     pins = [(str(i), Layout(**pin)) for i, pin in enumerate(stated)]
