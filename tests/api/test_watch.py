@@ -64,5 +64,5 @@ def test_what_was_compiled_before_does_not_count():
 
 
 def test_no_mesh():
-    with pytest.raises(md.MeshDSLError, match=r"watch: .* not a mesh"), md.watch("data=4"):
+    with pytest.raises(md.MeshDSLError, match=r"watch: .* not a mesh"), md.watch(8):
         pass
