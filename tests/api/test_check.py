@@ -26,8 +26,9 @@ def test_the_report_says_what_was_divided():
     def counted(w, n, batch):
         return step(w, batch), n + 1
 
+    many = jax.tree.map(lambda x: jnp.tile(x, (1024, 1)), ARGS[1])  # rows enough for dividing them to pay
     report = md.parallelize(counted, MESH, {"batch/x": "data=S(0) model=B", "w": "data=B model=B"}).check(
-        ARGS[0], jnp.int32(0), ARGS[1]
+        ARGS[0], jnp.int32(0), many
     )
     assert report.divided["data"] > 0.8 and report.undivided == ("1",)
     assert str(report).splitlines()[-2:] == [
