@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.programs.adapter import Adapter, Training
-from bench.programs.steps import FREE, compare_in_a_row, on_mesh, xla_program
+from bench.programs.steps import FREE, as_published, compare_in_a_row, copied, in_a_row, on_mesh, xla_program
 from bench.report import machine
 from bench.step import bytes_sent
 from meshdsl.api.stages import SLOW_DEVICES
@@ -54,14 +54,19 @@ def _small(training: Training) -> Facts:
 
 
 def _compared(training: Training, text: str) -> dict[str, Any]:
-    """Returns the facts of one mesh; of the two plans, the second divides as much as it can."""
+    """Returns the facts of one mesh; of the two plans, the second divides as much as it can.
+
+    One step is checked on a trained state: a first state may be all zeros where it matters, its learning rate too.
+    """
     mesh = Mesh.parse(text)
     planned = on_mesh(training, mesh)
     divided = on_mesh(training, Mesh.parse(text, SLOW_DEVICES))
-    reports = [sharded.check(*training.args) for sharded in (planned, divided)]
+    published = as_published(training, mesh)
+    trained = in_a_row(published, training, copied(training.args))
+    row = compare_in_a_row(divided, published, training, trained)
+    reports = [sharded.check(*trained[0]) for sharded in (planned, divided)]
     for sharded in (planned, divided):
-        sharded.verify(*training.args)
-    row = compare_in_a_row(divided, training, mesh)
+        sharded.verify(*trained[0])
     return {
         "checked": [report.worst for report in reports],
         "shares": [dict(report.divided) for report in reports],

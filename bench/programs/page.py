@@ -31,9 +31,9 @@ NUMBERS = f"""
 
 At small size, on {", ".join(f"`{mesh}`" for mesh in MESHES)}.
 
-* **check**: the largest error of a result of one step, relative to the largest value of that result, against the step
-  on one device (one written for `jax.pmap`: against all devices simulated); first under the plan of a call, then under
-  a plan that divides as much as it can (`divide="most"`)
+* **check**: the largest error of a result of one step on the trained state, relative to the largest value of that
+  result, against the step on one device (one written for `jax.pmap`: against all devices simulated); first under the
+  plan of a call, then under a plan that divides as much as it can (`divide="most"`)
 * **divided**: how much of the compute that second plan divides over each axis
 * **verified**: both compiled programs communicate exactly as planned
 * **{STEPS} steps**: the largest error of state and results after {STEPS} steps in a row, each on another batch, under

@@ -53,50 +53,60 @@ def on_mesh(
 # ---- Steps in a row --------------------------------------------------------------------------------------------------
 
 
-def compare_in_a_row(sharded: Sharded, training: Training, mesh: Mesh) -> CheckReport:
-    """Returns how state and results after ``STEPS`` steps agree with those of the step as its author runs it.
-
-    Every argument, and the result, is compared as a tree of its own: counts in metrics would hide errors of parameters.
-    What is allowed follows from how much they change when the first arguments are perturbed by rounding errors.
-
-    Raises:
-      CheckError: some differ by more.
-    """
-    published = as_published(training, prod(mesh.sizes_by_name[axis] for axis in data_axes(mesh)))
-    expected, got = (in_a_row(step, training, _copied(training.args)) for step in (published, sharded))
-
-    @cache
-    def nudged() -> list[dict[str, Any]]:
-        perturbed = (_copied(training.args, lambda x, seed=seed: perturb(x, seed)) for seed in range(NUDGES))
-        return [in_a_row(published, training, args) for args in perturbed]
-
-    def compared(paths: list[str]) -> tuple[LeafError, ...]:
-        ends = [[end[path] for path in paths] for end in (expected, got)]
-        return check_numbers(*ends, paths, nudged=lambda: [[end[path] for path in paths] for end in nudged()]).leaves
-
-    trees = groupby(expected, lambda path: path.split(".")[: 2 if path.startswith("args") else 1])
-    return CheckReport(tuple(leaf for _, tree in trees for leaf in compared(list(tree))))
-
-
-def in_a_row(step: Callable[..., Any], training: Training, args: Args) -> dict[str, Any]:
-    """Returns the arrays of arguments and result after ``STEPS`` steps, by name."""
+def in_a_row(step: Callable[..., Any], training: Training, args: Args) -> tuple[Args, Any]:
+    """Returns the next arguments and the last result after ``STEPS`` steps."""
     result = step(*args)
     for i in range(1, STEPS):
         args = training.next_args(args, result, i)
         result = step(*args)
-    return named_arrays({"args": training.next_args(args, result, STEPS), "result": result})[0]
+    return training.next_args(args, result, STEPS), result
 
 
-def as_published(training: Training, devices: int) -> Callable[..., Any]:
-    """Returns the step on one device, or under ``jax.pmap`` on so many."""
+def compare_in_a_row(
+    sharded: Sharded, published: Callable[..., Any], training: Training, expected: tuple[Args, Any]
+) -> CheckReport:
+    """Returns how arguments and result after ``STEPS`` steps agree with those of the step as its author runs it.
+
+    Every argument, and the result, is compared as a tree of its own: counts in metrics would hide errors of parameters.
+    What is allowed follows from how much they change when the first arguments are perturbed by rounding errors.
+
+    Args:
+      published: the step as its author runs it.
+      expected: from ``in_a_row`` of that.
+
+    Raises:
+      CheckError: some differ by more.
+    """
+    wanted, got = (_named(*end) for end in (expected, in_a_row(sharded, training, copied(training.args))))
+
+    @cache
+    def nudged() -> list[dict[str, Any]]:
+        perturbed = (copied(training.args, lambda x, seed=seed: perturb(x, seed)) for seed in range(NUDGES))
+        return [_named(*in_a_row(published, training, args)) for args in perturbed]
+
+    def compared(paths: list[str]) -> tuple[LeafError, ...]:
+        ends = [[end[path] for path in paths] for end in (wanted, got)]
+        return check_numbers(*ends, paths, nudged=lambda: [[end[path] for path in paths] for end in nudged()]).leaves
+
+    trees = groupby(wanted, lambda path: path.split(".")[: 2 if path.startswith("args") else 1])
+    return CheckReport(tuple(leaf for _, tree in trees for leaf in compared(list(tree))))
+
+
+def _named(args: Args, result: Any) -> dict[str, Any]:
+    return named_arrays({"args": args, "result": result})[0]
+
+
+def as_published(training: Training, mesh: Mesh) -> Callable[..., Any]:
+    """Returns the step on one device, or under ``jax.pmap`` on as many as the data axes of a mesh have."""
     if holds_objects(training.args):
         from flax import nnx
 
         return nnx.jit(training.step)
-    return jax.jit(training.step) if training.axis is None else _pmapped(training, devices)
+    return jax.jit(training.step) if training.axis is None else _pmapped(training, mesh)
 
 
-def _pmapped(training: Training, devices: int) -> Callable[..., Any]:
+def _pmapped(training: Training, mesh: Mesh) -> Callable[..., Any]:
+    devices = prod(mesh.sizes_by_name[axis] for axis in data_axes(mesh))
     step = inner_of_pmap(training.step) or training.step
     call = flatten_call(step, training.args, {})
     dims = _batch_dims(training, call)
@@ -115,7 +125,7 @@ def _pmapped(training: Training, devices: int) -> Callable[..., Any]:
     return run
 
 
-def _copied(args: Args, change: Callable[[Any], Any] = lambda x: x) -> Args:
+def copied(args: Args, change: Callable[[Any], Any] = lambda x: x) -> Args:
     """Returns arguments that share nothing with these, their arrays changed."""
 
     def copy(x: Any) -> Any:
