@@ -87,8 +87,8 @@ def draws(key, x):
     }
 
 
-@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry4x32"])
-def test_draws_from_keys_of_every_kind(impl):
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])  # XLA compiles so many draws from others for minutes
+def test_draws_from_other_keys(impl):
     sharded = md.parallelize(draws, "data=4,model=2", {"x": "data=S(0)"})
     args = jax.random.key(3, impl=impl), jnp.linspace(-1, 1, 16 * 8).reshape(16, 8)
     sharded.check(*args, divide="most")
