@@ -57,7 +57,7 @@ def stated_layout(stated: Any, rank: int, is_type: bool = False) -> tuple[Layout
     if len(closed) < rank or isinstance(stated, PartitionSpec):
         return Layout(**placed), closed
     types = zip(stated.mesh.axis_names, stated.mesh.axis_types, strict=True)
-    free = [axis for axis, kind in types if is_type and kind is AxisType.Auto]
+    free = [axis for axis, kind in types if is_type and kind is not AxisType.Explicit]
     others = [axis for axis in stated.mesh.axis_names if axis not in placed and axis not in free]
     return Layout(**placed, **dict.fromkeys(others, B)), ()
 

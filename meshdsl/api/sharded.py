@@ -362,10 +362,12 @@ class Sharded(Generic[Params, Result]):
         call = self._flatten(args, kwargs)
         check_values(call.name, call.paths, call.leaves)
         stages = self._stages_of(call)
-        if self.options.pipeline and self.options.pipeline.per_microbatch:
-            reference: Callable[..., Any] = whole_function(stages.program.graph)
-        elif is_divided(stages.checked.graph):
-            reference = whole_step(stages.checked.graph, stages.executable.devices)
+        estimates = bool(self.options.pipeline and self.options.pipeline.per_microbatch)
+        graph = stages.program.graph if estimates else stages.checked.graph
+        if is_divided(graph):
+            reference: Callable[..., Any] = whole_step(graph, stages.executable.devices)
+        elif estimates:
+            reference = whole_function(graph)
         else:
             pure = PureStep(self.step, call)
             reference = stages.devices.whole(pure) if stages.devices else pure

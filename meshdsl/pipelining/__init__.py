@@ -21,6 +21,7 @@ Modules, in reading order:
 
     microbatch       the entry: finds the batch and chooses the form
     time_axis        which operations run per microbatch: abstract interpretation over the microbatch axis
+    shard_map_rows   whether bodies of the user's shard_map make of a microbatch what they make of the batch
     interpreter      evaluates a graph for one microbatch while jax traces
     accumulate       cuts the step into before, inside and after a loop; the plain loop with gradient accumulation
     tick_loops       a lockstep timetable as loops over arrays

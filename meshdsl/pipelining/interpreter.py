@@ -21,9 +21,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
 
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value, walk
 from meshdsl.ir.loops import split_operands
+from meshdsl.ir.manual import BOUNDARY
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
@@ -34,7 +36,9 @@ from meshdsl.pipelining.time_axis import PER_MICROBATCH, TimePlacement, local_pl
 from meshdsl.primitives.constrain import constrain_p
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import all_broadcast
+from meshdsl.rules.shard_map import KINDS
 from meshdsl.schedules.simulate import part_of, part_scope
+from meshdsl.trace.read_jaxpr import CallSite, reader
 
 AXIS = "microbatch"  # the name of the axis over time, for local programs
 Environment = dict[tuple[int, Placement], jax.Array]
@@ -85,8 +89,15 @@ class Runner:
             return (op.params["value"],)
         if op.name == "constrain":
             return (constrain_p.bind(arrays[0], **op.params),)
+        if op.name in _OF_DEVICES:
+            made = (self._local_shape(v, p) for v, p in zip(op.outputs, row.outputs, strict=True))
+            return tuple(_of_devices_p.bind(*arrays, op=op, made=tuple(made)))
         ports = (tuple(Layout(**{AXIS: p}) for p in side) for side in (row.inputs, row.outputs))
         return run_local(op, arrays, Local({AXIS: self.placement.microbatches}, *ports))
+
+    def _local_shape(self, v: Value, placed: Placement) -> jax.ShapeDtypeStruct:
+        dims = (n // self.placement.microbatches if placed == Split(d) else n for d, n in enumerate(v.shape))
+        return jax.ShapeDtypeStruct(tuple(dims), v.dtype)
 
     def get(self, x: Atom, required: Placement) -> jax.Array:
         """Returns a value held under ``required``, deriving it if it is not there yet."""
@@ -226,6 +237,25 @@ def _cond(runner: Runner, op: Op, placements: Sequence[Placement]) -> Arrays:
 _LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
 
 
+# ---- The user's shard_maps -------------------------------------------------------------------------------------------
+# Outside of a shard_map jax cannot trace its boundary and collectives, so a primitive of ours stands for them until the
+# new jaxpr is read.
+
+
+_OF_DEVICES = (*BOUNDARY, *KINDS, "axis_index")
+_of_devices_p = Primitive("of_devices")
+_of_devices_p.multiple_results = True
+_of_devices_p.def_abstract_eval(
+    lambda *operands, op, made: [jax.core.ShapedArray(like.shape, like.dtype) for like in made]
+)
+
+
+@reader("of_devices")
+def _of_devices(site: CallSite) -> Sequence[Atom]:
+    op = site.eqn.params["op"]
+    return site.emit(op.name, site.inputs, site.eqn.outvars, primitive=op.primitive, params=op.params)
+
+
 # ---- Provenance ------------------------------------------------------------------------------------------------------
 
 _MARK = "meshdsl-operation-"
@@ -243,13 +273,17 @@ def traced_in(part: str) -> AbstractContextManager[Any]:
 
 
 def restore_sources(graph: Graph, before: Graph) -> Graph:
-    """Returns the graph with source lines and scopes of the operations of ``before``; tick parts lead the scope."""
+    """Returns the graph with source lines, scopes and manual axes of the operations of ``before``.
+
+    Tick parts lead the scope.
+    """
     known = {op.id: op for _, op in walk(before)}
     for _, op in walk(graph):
         marks = _MARKED.findall(op.scope)
         origin = known[int(marks[-1])] if marks else None
         scope, part = origin.scope if origin else "", part_of(op.scope)
         op.source = origin.source if origin else op.source
+        op.manual = origin.manual if origin else ()
         op.scope = f"{part_scope(part)}/{scope}" if part else scope
     return graph
 

@@ -14,6 +14,7 @@ from meshdsl.pipelining.cut_executor import pipeline_cuts
 from meshdsl.pipelining.layer_scan import layer_axes
 from meshdsl.pipelining.scan_executor import ScanPipeline
 from meshdsl.pipelining.scan_stages import find_stages
+from meshdsl.pipelining.shard_map_rows import check_shard_maps
 from meshdsl.pipelining.stage_cost import layers_per_stage
 from meshdsl.pipelining.tick_loops import TickTable
 from meshdsl.pipelining.time_axis import analyze_time_axis
@@ -37,9 +38,8 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
     batch, or if the layers cannot be pipelined; PinError as ``make_pins``.
     """
     graph, batch, count = program.graph, find_batch(program, pipeline), pipeline.microbatches
-    if pipeline.axis or count > 1:
-        _refuse_shard_maps(program)
     if pipeline.axis:
+        _refuse_shard_maps(program)
         return pipeline_cuts(program, pipeline, mesh, batch, user_pins)
     placement = analyze_time_axis(graph, count, [graph.inputs[i].id for i in batch], pipeline.per_microbatch)
     pins = user_pins.resolve(replace(program, pipeline=Pipelined(pipeline)), mesh)
@@ -47,6 +47,7 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
     stages = find_stages(program, placement, mesh, split, pipeline)
     notes = []
     if stages:
+        _refuse_shard_maps(program)
         stages.layers = layers_per_stage(graph, stages, mesh, pipeline)
         pipelined = Pipelined(pipeline, stages.axis, stages.ranks, stages.forward_only, stages.layers)
         scan = ScanPipeline(graph, stages, TickTable(pipelined.table, pipelined.buffer_slots))
@@ -61,6 +62,7 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
         if count == 1:
             return replace(program, pipeline=pipelined)
         step = SplitStep(graph, placement)
+        check_shard_maps(program.name, graph, placement, step.exported)
         new = step.retraced(MicrobatchLoop(step))
         if replace(pipeline, batch=None, per_microbatch=False) != Pipeline(count):
             why = "no scan over layers is pinned to be split over an axis"
@@ -70,12 +72,12 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
 
 
 def _refuse_shard_maps(program: TracedProgram) -> None:
-    """Raises PipelineError for the user's own shard_maps, whose blocks are those of the whole batch."""
+    """Raises PipelineError for the user's own shard_maps, which run on all devices of the mesh at once."""
     found = dict.fromkeys(str(op.source) for op in ops_named(program.graph, *BOUNDARY))
     if found:
-        rows = [f"shard_map at {line}: its blocks are those of the whole batch" for line in found]
-        remedy = "loop over the microbatches inside the step, or write its body with whole arrays"
-        raise PipelineError(faults(f"{program.name} does not run in microbatches:", rows, remedy))
+        rows = [f"shard_map at {line}: runs on the devices of all stages at once" for line in found]
+        remedy = "leave out the stages: microbatches alone run with it; or write its body with whole arrays"
+        raise PipelineError(faults(f"{program.name} does not run as a pipeline:", rows, remedy))
 
 
 # ---- The batch -------------------------------------------------------------------------------------------------------

@@ -228,7 +228,9 @@ class _Analysis:
             self._set_after_loop(op, self.result.blame[late[0].id])
             if has_block:
                 self._report_unavailable(op, late)
-        elif has_block or self._is_replaced(op) or (op.phase != OPTIMIZER and self._commutes_with_sum(op)):
+        elif (
+            has_block or self._is_replaced(op) or ((op.phase != OPTIMIZER or op.manual) and self._commutes_with_sum(op))
+        ):
             self._place_in_loop(op)
         else:
             self._set_after_loop(op, op)

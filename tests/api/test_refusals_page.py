@@ -63,9 +63,9 @@ def grouped(x):
     return jax.shard_map(summed, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
 
-def over_data(f, x, **options):
+def over_data(f, *args, **options):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    return jax.shard_map(f, mesh=mesh, out_specs=jax.sharding.PartitionSpec("data"), **options)(x)
+    return jax.shard_map(f, mesh=mesh, out_specs=jax.sharding.PartitionSpec("data"), **options)(*args)
 
 
 def splits_unevenly(x):
@@ -82,6 +82,18 @@ def left_to_types():
     rows = jax.sharding.PartitionSpec("data")
     mapped = jax.shard_map(lambda x: x - x.mean(0), mesh=mesh, out_specs=rows)
     planned(lambda x: mapped(x), jax.device_put(X, jax.sharding.NamedSharding(mesh, rows)))()
+
+
+def neighbours(w, x):
+    """Rows travel around the devices."""
+    rows, around = jax.sharding.PartitionSpec("data"), [(0, 1), (1, 2), (2, 3), (3, 0)]
+    return over_data(lambda x: jax.lax.ppermute(x, "data", around), x, in_specs=rows).sum(1) + w.sum()
+
+
+def layers(w, x):
+    rows, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    product = lambda x, w: over_data(lambda w, x: x @ w, w, x, in_specs=(whole, rows))  # noqa: E731
+    return jax.grad(lambda w: jax.lax.scan(lambda x, w: (product(x, w), None), x, w)[0].sum())(w)
 
 
 def averages(x):
@@ -124,6 +136,7 @@ def run_twice():
 
 
 SEEN = []
+MICROBATCHES = md.Pipeline(2, batch="x")
 PLANNED = md.parallelize(double, MESH)
 CASES = {
     "Python decides by a value": planned(chooses, X),
@@ -156,6 +169,10 @@ CASES = {
     "a constraint that does not divide": planned(constrains_unevenly, X),
     "layout rules of which none applies": planned(double, X, rules="batch:data"),
     "microbatches of what needs the whole batch": planned(whole_batch, X, X, pipeline=md.Pipeline(microbatches=2)),
+    "microbatches of a `shard_map` that depends on where rows are": planned(neighbours, X, X, pipeline=MICROBATCHES),
+    "stages of a pipeline with a `shard_map`": planned(
+        layers, np.stack([X, X]), X, layouts={"w": "model=S(0)"}, pipeline=MICROBATCHES
+    ),
     "a memory limit that no plan meets": planned(double, X, memory="10"),
     "values are needed, shapes are given": lambda: PLANNED(jax.ShapeDtypeStruct((8, 8), jnp.float32)),
     "an argument that was donated": run_twice,

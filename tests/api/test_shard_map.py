@@ -241,12 +241,6 @@ def test_a_ragged_exchange():
     assert (sent.kind, sent.axes, sent.bytes) == ("all-to-all", ("data",), 4 * 8 * 4 * 3 // 4)
 
 
-def test_microbatches():
-    step, *args = STEPS["megatron"]
-    with pytest.raises(md.PipelineError, match=r"shard_map at shard_map_steps.py:\d+: its blocks are"):
-        md.parallelize(step, MESH, pipeline=md.Pipeline(2, batch="x")).plan(*args)
-
-
 # ---- Types over Explicit axes ----------------------------------------------------------------------------------------
 
 TYPED = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
