@@ -48,22 +48,28 @@ def step_price(kind: str, axes: tuple[str, ...], source: Placement, target: Plac
     return _price(kind, axes, source, mesh).times(1.0, _copied(kind, axes, (source, target), mesh))
 
 
-def exchange_price(kind: str, axes: tuple[str, ...], mesh: Mesh) -> Price:
-    """Returns the price of a collective, by the bytes of the block that one device contributes."""
+def exchange_price(kind: str, axes: tuple[str, ...], mesh: Mesh, group: int = 0) -> Price:
+    """Returns the price of a collective, by the bytes of the block that one device contributes.
+
+    Args:
+      group: the number of devices in each of the groups that it runs in, over the slowest of the axes; 0 for all.
+    """
     reduces = kind in ("all-reduce", "reduce-scatter")
-    given = 1 if reduces else prod(mesh.axis(name) for name in axes)
-    return _price(kind, axes, P if reduces else Split(0), mesh).times(given)
+    given = 1 if reduces else group or prod(mesh.axis(name) for name in axes)
+    return _price(kind, axes, P if reduces else Split(0), mesh, group).times(given)
 
 
 @cache
-def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> Price:
+def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh, group: int = 0) -> Price:
     """Returns the price by the bytes ``n`` of the table in ``reshard``, without copies."""
-    k = prod(mesh.axis(name) for name in axes)
+    k = group or prod(mesh.axis(name) for name in axes)
     if kind in LOCAL:
         written = 1 / k if kind == "slice" else 1.0
         return Price(0.0, ((0.0, written / mesh.topology.memory_bandwidth),))
     links = mesh.topology.axis_links(mesh)
     used = [(links[name], mesh.axis(name)) for name in axes]
+    if group:
+        used = [(min((link for link, _ in used), key=lambda link: link.bandwidth), group)]
     protocols = [used, [(link.for_short, size) for link, size in used]]
     share = 1 / k if kind == "collective-permute" else _share(kind, source, k) * (k - 1) / k
     return Price(share, tuple(dict.fromkeys(_line(kind, source, k, protocol) for protocol in protocols)))

@@ -55,6 +55,7 @@ class Exchange:
       before: for window and cycle, elements in front of the block.
       after: for window and cycle, elements behind it.
       which: for deal, per element of the result, the element that it is.
+      group: for a collective of the user that runs in groups of devices, how many are in a group; else 0.
     """
 
     pattern: str
@@ -64,6 +65,7 @@ class Exchange:
     before: int = 0
     after: int = 0
     which: tuple[int, ...] = ()
+    group: int = 0
 
     def parts(self, extent: int, sizes: Sequence[int]) -> "tuple[ExchangeCollective, ...] | None":
         """Returns the collectives of the exchange over axes of these sizes, major first.
@@ -73,6 +75,8 @@ class Exchange:
         return _PARTS[self.pattern](self, extent, sizes)
 
     def __str__(self) -> str:
+        if self.group:
+            return f"{_TEXTS[self.pattern]}, in groups of {self.group}"
         around = self.pattern == "cycle" and self.before + self.after
         return f"{_TEXTS['window'].format(self)}, cyclically" if around else _TEXTS[self.pattern].format(self)
 
@@ -88,6 +92,7 @@ class ExchangeCollective:
       start: the first element of dim that is sent; 0 with ``stop`` 0 for the whole block.
       stop: one past the last element that is sent.
       round: for sort and deal, which of the rounds.
+      group: devices in each of its groups; 0 for one group of all.
     """
 
     kind: str
@@ -96,6 +101,7 @@ class ExchangeCollective:
     start: int = 0
     stop: int = 0
     round: int = 0
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,7 @@ def _deal(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ExchangeColle
 
 
 def _stated(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ExchangeCollective, ...]:
-    return (ExchangeCollective(e.pattern, tuple(range(len(sizes)))),)
+    return (ExchangeCollective(e.pattern, tuple(range(len(sizes))), group=e.group),)
 
 
 _PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[ExchangeCollective, ...] | None]] = {

@@ -169,6 +169,7 @@ SENT_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 _DIGITS = re.compile(r"\d+")
 _PERMUTED = re.compile(r"collective-permute\(([\w,]*)\)")
+_PLANNED = re.compile(rf"(?:{'|'.join(KINDS)})\(([\w,]*)\)")
 _SCOPE = re.compile(rf"(?:{'|'.join(KINDS)})\([\w,]*\) (\w+)")
 
 
@@ -224,6 +225,8 @@ def _collective(site: InstructionSite, readers: _Readers, mesh: Mesh) -> Compile
     else:
         groups = replica_groups(line.rest, mesh.size)
         axes, group = axes_of_groups(groups, sizes), len(groups[0])
+        if axes is None:
+            axes = _axes_around(_scope(line), groups, mesh)
     scope = _scope(line)
     parts = arrays(_result(line))
     scopes = _scopes_of_parts(line, readers) if len(parts) > 1 else {}
@@ -287,6 +290,14 @@ def _planned_axes(scope: str, moved: tuple[str, ...], mesh: Mesh) -> tuple[str, 
     named = _PERMUTED.findall(scope)
     stated = tuple(name for name in mesh.names if name in named[-1].split(",")) if named else ()
     return stated if moved and set(moved) < set(stated) else moved
+
+
+def _axes_around(scope: str, groups: Groups, mesh: Mesh) -> tuple[str, ...] | None:
+    """The axes in the scope of a planned collective if its groups, smaller than they are, lie within them."""
+    named = _PLANNED.findall(scope)
+    stated = tuple(name for name in mesh.names if name in named[-1].split(",")) if named else ()
+    varying = {axis for group in groups for axis in axes_of_pairs(_with_first(group), mesh.sizes_by_name)}
+    return stated if stated and varying <= set(stated) else None
 
 
 def _width(scope: str, sent: str) -> Fraction:

@@ -42,28 +42,30 @@ def collective(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> Sequence[
 
 
 def _psum(op: Op, arrays: tuple[jax.Array, ...]) -> Sequence[jax.Array]:
-    return (lax.psum(arrays[0], op.params["axes"]),)
+    return (lax.psum(arrays[0], op.params["axes"], axis_index_groups=op.params["groups"]),)
 
 
 def _pmax(op: Op, arrays: tuple[jax.Array, ...]) -> Sequence[jax.Array]:
-    return (lax.pmax(arrays[0], op.params["axes"]),)
+    return (lax.pmax(arrays[0], op.params["axes"], axis_index_groups=op.params["groups"]),)
 
 
 def _pmin(op: Op, arrays: tuple[jax.Array, ...]) -> Sequence[jax.Array]:
-    return (lax.pmin(arrays[0], op.params["axes"]),)
+    return (lax.pmin(arrays[0], op.params["axes"], axis_index_groups=op.params["groups"]),)
 
 
 def _all_gather(op: Op, arrays: tuple[jax.Array, ...]) -> Sequence[jax.Array]:
-    return (lax.all_gather(arrays[0], op.params["axes"], axis=op.params["dim"], tiled=op.params["tiled"]),)
+    options = {"axis": op.params["dim"], "tiled": op.params["tiled"], "axis_index_groups": op.params["groups"]}
+    return (lax.all_gather(arrays[0], op.params["axes"], **options),)
 
 
 def _reduce_scatter(op: Op, arrays: tuple[jax.Array, ...]) -> Sequence[jax.Array]:
-    dim, tiled = op.params["dim"], op.params["tiled"]
-    return (lax.psum_scatter(arrays[0], op.params["axes"], scatter_dimension=dim, tiled=tiled),)
+    options = {"tiled": op.params["tiled"], "axis_index_groups": op.params["groups"]}
+    return (lax.psum_scatter(arrays[0], op.params["axes"], scatter_dimension=op.params["dim"], **options),)
 
 
 def _all_to_all(op: Op, arrays: tuple[jax.Array, ...]) -> Sequence[jax.Array]:
-    return (lax.all_to_all(arrays[0], op.params["axes"], op.params["split"], op.params["join"], tiled=True),)
+    options = {"tiled": True, "axis_index_groups": op.params["groups"]}
+    return (lax.all_to_all(arrays[0], op.params["axes"], op.params["split"], op.params["join"], **options),)
 
 
 def _ragged_all_to_all(op: Op, arrays: tuple[jax.Array, ...]) -> Sequence[jax.Array]:
@@ -99,7 +101,8 @@ COLLECTIVES: dict[str, Callable[[Op, tuple[jax.Array, ...]], Sequence[jax.Array]
 def _of_literal(op: Op, x: jax.Array, where: Local) -> jax.Array:
     """The collective of a scalar that is the same everywhere."""
     if op.name == "psum":
-        return x * np.asarray(prod(where.sizes[axis] for axis in op.params["axes"]), x.dtype)
+        group = (len(group) for group in op.params["groups"] or ())
+        return x * np.asarray(next(group, prod(where.sizes[axis] for axis in op.params["axes"])), x.dtype)
     if op.name == "all_gather":
         return jnp.broadcast_to(x, op.outputs[0].shape)
     if op.name == "ppermute":

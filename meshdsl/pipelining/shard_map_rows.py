@@ -197,11 +197,13 @@ class _Rows:
 
     def _exchanged(self, op: Op) -> Held:
         held = self._joined(op, map(self.of, op.inputs))
+        grouped = op.params["groups"] is not None
         if held.kind == "rows":
             self._fault(op, f"exchanges rows of the batch over {self.axis}")
-        if held == SUMMAND and op.name not in (*_REDUCTIONS, "reduce_scatter"):
+        if held == SUMMAND and (grouped or op.name not in (*_REDUCTIONS, "reduce_scatter")):
             self._fault(op, f"exchanges sums over the rows of each device along {self.axis}")
-        return EQUAL if op.name in (*_REDUCTIONS, "all_gather", "pbroadcast") else OWN
+        alike = op.name in (*_REDUCTIONS, "all_gather", "pbroadcast") and not grouped
+        return EQUAL if alike else OWN
 
     # Property: the row by which an operation runs per microbatch.
 

@@ -313,7 +313,7 @@ def _collectives_of(
         sent = part.stop - part.start if e.dim is not None and part.stop else extent
         size = prod(block) // max(1, extent) * sent * sent_itemsize(value.itemsize)
         over = tuple(axes[i] for i in part.axes)
-        cost = exchange_price(part.kind, over, mesh)
+        cost = exchange_price(part.kind, over, mesh, part.group)
         found = LocalCollective(op, graph, e, value, part.kind, over, round(cost.sent * size), cost.seconds(size))
         key = (value.id, layout, axes, part, wider) if part.distance else (op.id, e, part)
         yield key, found

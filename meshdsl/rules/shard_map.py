@@ -130,4 +130,6 @@ def manual_row(op: Op, axis: str) -> Signature:
     row = all_broadcast(op)
     if op.name not in KINDS or axis not in op.params["moved"] or isinstance(op.inputs[0], Literal):
         return row
-    return Signature(row.inputs, row.outputs, collectives=(Exchange(KINDS[op.name], 0),))
+    groups: tuple[tuple[int, ...], ...] = op.params["groups"] or ()
+    group = len(groups[0]) if len(groups) > 1 else 0
+    return Signature(row.inputs, row.outputs, collectives=(Exchange(KINDS[op.name], 0, group=group),))

@@ -12,7 +12,7 @@ a collective becomes an operation with parameters of one spelling in all version
 
     axes    the mesh axes it runs over, in the user's order
     moved   those among them over which anything moves
-    groups  parts of the axes, if it runs in each by itself
+    groups  parts of the axis, if it runs in each by itself
 """
 
 from collections.abc import Callable, Sequence
@@ -115,7 +115,11 @@ def _collective(site: CallSite) -> Sequence[Atom]:
         inputs = inline(reduced, inputs, site.frame, site.place)
     if not axes:
         return inputs
-    params: dict[str, Any] = {"axes": axes, "moved": axes, "groups": given.get("axis_index_groups")}
+    groups = given.get("axis_index_groups")
+    groups = None if groups is None else tuple(tuple(map(int, group)) for group in groups)
+    params: dict[str, Any] = {"axes": axes, "moved": axes, "groups": groups}
+    if groups and all(len(group) == 1 for group in groups):
+        params["moved"] = ()
     if name in _MORE:
         params |= _MORE[name](given)
     if name == "ragged_all_to_all":  # the array that is written to, which is as large as the result, comes first
@@ -173,7 +177,9 @@ def _refused(op: Op) -> str:
         return "is not known here; write the collective that waits, such as lax.ppermute or lax.psum"
     if op.name not in _SPELLINGS:
         return ""
-    if op.params["groups"] is not None:
-        return "runs in groups of devices (axis_index_groups); give the mesh an axis for them, and name that"
+    groups = op.params["groups"] or ()
+    if len({len(group) for group in groups}) > 1 or (groups and len(op.params["axes"]) > 1):
+        which = "over several axes" if len(op.params["axes"]) > 1 else "of different sizes"
+        return f"runs in groups {which} (axis_index_groups); give the mesh an axis for them, and name that"
     strange = [str(axis) for axis in op.params["axes"] if axis not in op.manual]
     return f"runs over {', '.join(strange)}, over which no shard_map around it divides" if strange else ""

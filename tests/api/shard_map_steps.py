@@ -184,6 +184,47 @@ def replicated_result_unchecked(x):
     return over(block, in_specs=P("data"), out_specs=(P(), P()), check_vma=False)(x)
 
 
+PAIRS, STRIDED = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+
+
+@step(drawn(16, 8), drawn(8, 4, seed=1))
+def statistics_in_groups(x, w):
+    """Synchronised over pairs of devices; the numbers of a literal, of all, and of single devices beside them."""
+
+    def loss(w, x):
+        h = jnp.tanh(x @ w)
+        h = h - lax.pmean(h.mean(0), "data", axis_index_groups=PAIRS)
+        h = h / lax.pmax(jnp.abs(x).max(), "data", axis_index_groups=STRIDED) * lax.psum(1.0, "data")
+        h = h + lax.psum(x.sum(), "data", axis_index_groups=[[0], [1], [2], [3]])
+        return lax.pmean((h**2).mean(), "data", axis_index_groups=[[0, 1, 2, 3]])[None]
+
+    run = over(loss, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=False)
+    return jax.value_and_grad(lambda w: run(w, x).sum())(w)
+
+
+@step(drawn(16, 8))
+def moved_in_groups(x):
+    def block(x):
+        def body(x, _):
+            y = lax.psum_scatter(x, "data", scatter_dimension=1, axis_index_groups=PAIRS, tiled=True)
+            y = lax.all_gather(y, "data", axis=1, axis_index_groups=[[3, 1], [0, 2]], tiled=True)
+            return jnp.sin(y), None
+
+        y = lax.scan(body, x, None, length=3)[0]
+        y = y + lax.all_gather(x, "data", axis_index_groups=[[2, 0, 3, 1]]).sum(0) * lax.axis_index("data")
+        return lax.all_to_all(y, "data", 1, 0, axis_index_groups=STRIDED, tiled=True)
+
+    return over(block, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
+
+
+@step(drawn(16, 8))
+def groups_of_some_axes(x):
+    def block(x):
+        return jnp.tanh(x @ x.T)[:, :4] + lax.psum(x[:, :4], "data", axis_index_groups=STRIDED)
+
+    return over_data(block, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
+
+
 @step(drawn(16, 8))
 def two_axes_on_one_dim(x):
     def block(x):

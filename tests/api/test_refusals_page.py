@@ -58,8 +58,8 @@ def remembers(x):
 def grouped(x):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     spec = jax.sharding.PartitionSpec("data")
-    both = [[0, 1], [2, 3]]
-    summed = lambda x: jax.lax.all_gather(x, "data", axis_index_groups=both)  # noqa: E731
+    both = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    summed = lambda x: jax.lax.all_gather(x, ("data", "model"), axis_index_groups=both)  # noqa: E731
     return jax.shard_map(summed, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
 
@@ -159,7 +159,7 @@ CASES = {
         sums_over_a_typo, X, layouts={"x": "data=S(0)"}
     ),
     "specs of a `shard_map` left to types": left_to_types,
-    "collectives in groups, inside `shard_map`": planned(grouped, X),
+    "collectives in groups of several axes, inside `shard_map`": planned(grouped, X),
     "a rule for a function with effects": planned(ruled, X),
     "a pin that does not divide": planned(double, X[:6], layouts={"x": "data=S(0)"}),
     "a pin that matches nothing": planned(double, X, layouts={"y": "data=S(0)"}),

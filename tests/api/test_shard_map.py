@@ -215,15 +215,33 @@ def test_a_constraint_on_a_manual_axis():
         md.parallelize(step, MESH).plan(X)
 
 
-def test_groups_of_an_axis():
+@pytest.mark.parametrize(
+    ("axes", "groups", "said"),
+    [
+        (("data", "model"), [[0, 1, 2, 3], [4, 5, 6, 7]], "runs in groups over several axes"),
+        ("data", [[0], [1, 2, 3]], "runs in groups of different sizes"),
+    ],
+)
+def test_groups_that_are_refused(axes, groups, said):
     def step(x):
-        def block(x):
-            return lax.psum(x, "data", axis_index_groups=[[0, 1], [2, 3]])
+        spec = P(("data", "model"))
+        block = over(
+            lambda x: lax.psum(x, axes, axis_index_groups=groups), in_specs=spec, out_specs=spec, check_vma=False
+        )
+        return block(x)
 
+    with pytest.raises(md.TraceError, match=rf"psum at test_shard_map.py:\d+: {said} \(axis_index_groups\)"):
+        md.parallelize(step, MESH).plan(X)
+
+
+def test_groups_send_what_a_group_sends():
+    def step(x):
+        block = lambda x: lax.all_gather(x, "data", axis_index_groups=[[0, 1], [2, 3]], tiled=True)  # noqa: E731
         return over(block, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
 
-    with pytest.raises(md.TraceError, match=r"psum at test_shard_map.py:\d+: runs in groups of devices"):
-        md.parallelize(step, MESH).plan(X)
+    (sent,) = md.parallelize(step, MESH).plan(X).collectives
+    assert (sent.kind, sent.axes, sent.bytes) == ("all-gather", ("data",), 2 * 8 * 4)
+    assert sent.reason.endswith("in the user's shard_map, in groups of 2")
 
 
 def test_a_ragged_exchange():

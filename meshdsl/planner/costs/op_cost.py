@@ -263,7 +263,7 @@ def _step_seconds(
     total = np.zeros_like(local_bytes)
     for part in parts:
         sent = local_bytes * ((part.stop - part.start) / extent if part.stop else 1.0)
-        lines = exchange_price(part.kind, tuple(mesh.names[step.axes[i]] for i in part.axes), mesh).lines
+        lines = exchange_price(part.kind, tuple(mesh.names[step.axes[i]] for i in part.axes), mesh, part.group).lines
         total += reduce(np.minimum, [fixed + per_byte * sent for fixed, per_byte in lines])
     return np.asarray(total)
 
