@@ -24,6 +24,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.ir.graph import walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding import pad_program
+from meshdsl.padding.regions import compute_regions
 from meshdsl.trace import trace
 
 Facts = Iterator[dict[str, Any]]
@@ -65,7 +66,8 @@ def _planned(case: Case) -> Facts:
     program = case.program()
     sharded = on_mesh(program)
     plan = sharded.plan(*program.args)
-    traced = pad_program(trace(program.step, program.args), dict(plan.padded))
+    traced = trace(program.step, program.args)
+    traced = pad_program(compute_regions(traced) if plan.regions else traced, dict(plan.padded))
     yield {"operations": sum(1 for _ in walk(traced.graph)), "machine": machine()}
     gathered = fallbacks(traced, plan.solution)
     yield {"fallbacks": [[x.name, x.source, "uneven" if x.uneven else "fallback", x.bytes] for x in gathered]}

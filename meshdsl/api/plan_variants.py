@@ -12,6 +12,8 @@ tried together at the end. Three rules bound the work and the surprise:
    every mesh axis divides by itself, or that only reductions use.
 3. When the time limit is up, no further candidate is tried.
 
+At last, parts of dims that are only reduced are computed where they lie (``padding.regions``).
+
 Only the best variant is polished, proved and written as a plan. Notes in the plan list every length that was padded,
 that was not, and why.
 """
@@ -27,6 +29,7 @@ from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding.min_cut import constrained_sizes, padded_length, padded_sizes
+from meshdsl.padding.regions import compute_regions
 from meshdsl.padding.uneven_pins import padded_variant
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
@@ -73,7 +76,7 @@ class PlannedProgram:
             for n, m in before.sizes.items()
         ]
         with worker_pool() as start:
-            variant = Variant(before.sizes, before.program, pins, found)
+            variant = Variant(before.sizes, before.program, pins, found, before.regions)
             return _finish(variant, [*before.program.notes, *notes], self.overlap, start)
 
 
@@ -102,13 +105,13 @@ def plan_best_variant(
     large = graph_index(program.graph).op_count > limits.solve_variant_operations
     candidates, clock = padded_sizes(program, mesh, reductions=not large), Deadline(seconds)
 
-    def attempt(sizes: Sizes) -> Variant:
-        padded = padded_variant(program, sizes, mesh, user_pins)
+    def attempt(sizes: Sizes, regions: bool = False) -> Variant:
+        padded = padded_variant(program, sizes, mesh, user_pins, regions)
         pins = user_pins.resolve(padded, mesh)
         try:
-            return Variant(sizes, padded, pins, solve(padded, mesh, pins, memory, clock, limits))
+            return Variant(sizes, padded, pins, solve(padded, mesh, pins, memory, clock, limits), regions)
         except MemoryLimitError as error:
-            return Variant(sizes, padded, pins, error)
+            return Variant(sizes, padded, pins, error, regions)
 
     required = constrained_sizes(program.graph, mesh)
     if user_pins.uneven != "pad":  # long ones alone
@@ -131,6 +134,13 @@ def plan_best_variant(
         if trial.seconds < best.seconds:
             notes = [*unused, *(_required_note(trial, n) for n in required)]
             notes += [_trial_note(best, trial, n) for n in optional]
+            best = trial
+
+    more = mesh.size > 1 and not large and not clock.expired()
+    if more and compute_regions(program) is not program:
+        trial = attempt(best.sizes, regions=True)
+        if trial.seconds < best.seconds:
+            notes.append(f"parts of dims that are only reduced are computed where they lie: {trial}; moved, {best}")
             best = trial
 
     with worker_pool() as start:
@@ -159,7 +169,8 @@ def _finish(best: "Variant", notes: list[str], overlap: bool, start: Submit) -> 
     program, solution = replace(best.program, notes=notes), found.unproved_solution()
     bound = start(found.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
-    plan = replace(plan, padded=tuple(best.sizes.items()), solution=replace(solution, lower_bound=bound.result()))
+    solution = replace(solution, lower_bound=bound.result())
+    plan = replace(plan, padded=tuple(best.sizes.items()), regions=best.regions, solution=solution)
     return PlannedProgram(program, plan, replace(best, outcome=found.released()), overlap)
 
 
@@ -174,6 +185,7 @@ class Variant:
     program: TracedProgram
     pins: Pins
     outcome: SearchResult | MemoryLimitError
+    regions: bool = False
 
     @property
     def seconds(self) -> float:

@@ -234,8 +234,8 @@ class CallStages:
         return PlannedProgram(padded, plan)
 
     def _padded_as(self, plan: Plan) -> TracedProgram:
-        """Return the program with the lengths padded that ``plan`` pads."""
-        return padded_variant(self.program, dict(plan.padded), self.options.mesh, self.user_pins)
+        """Return the program with the lengths padded that ``plan`` pads, and its regions where they lie."""
+        return padded_variant(self.program, dict(plan.padded), self.options.mesh, self.user_pins, plan.regions)
 
     @property
     def executable(self) -> Executable:

@@ -18,6 +18,8 @@ reshapes, whose dims differ in length, ``resized_dims`` says so. Two steps:
                    cut of copied bytes
     rewrite        the padded program
 
+``regions`` computes parts of dims that are only reduced where they lie, which makes lengths go that do not divide.
+
 ``uneven_pins`` turns pins that do not divide into constraints, which such a program can meet.
 
 Entry points: ``padded_sizes`` (candidate lengths), ``pad_program`` and ``padded_variant``. Nothing is planned here:

@@ -20,6 +20,7 @@ from meshdsl.ir.graph import Atom, Op, TracedProgram, Value
 from meshdsl.ir.rewrite import copied, fresh_ids, new_value, renumber, returning, substitute, with_each_op, with_ops
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.padding.regions import compute_regions
 from meshdsl.padding.rewrite import pad_program
 from meshdsl.pins import UserPins
 from meshdsl.pins.conflicts import divisible
@@ -82,9 +83,15 @@ def _constraint(x: Atom, pin: Layout, names: tuple[str, ...], ids: Iterator[int]
     return Op(0, "constrain", constrain_p, params, (x,), (new_value(x, ids),))
 
 
-def padded_variant(program: TracedProgram, sizes: Mapping[int, int], mesh: Mesh, pins: UserPins) -> TracedProgram:
-    """Returns the program with these lengths padded, without constraints that then do not divide if pins need not."""
-    padded = pad_program(program, sizes)
+def padded_variant(
+    program: TracedProgram, sizes: Mapping[int, int], mesh: Mesh, pins: UserPins, regions: bool = False
+) -> TracedProgram:
+    """Returns the program with these lengths padded, without constraints that then do not divide if pins need not.
+
+    Args:
+      regions: compute parts of dims that are only reduced where they lie (``regions``).
+    """
+    padded = pad_program(compute_regions(program) if regions else program, sizes)
     return padded if pins.uneven == "error" else loosened(padded, mesh)
 
 

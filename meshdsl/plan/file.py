@@ -124,6 +124,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     padded: tuple[tuple[int, int], ...]
     seals: Seals
     pipeline: Pipelined | None = None
+    regions: bool = False
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -217,7 +218,8 @@ def _content(plan: PlanData) -> dict[str, Any]:
     ]
     given["layouts"] = list(layouts)
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
-    return {name: given[name] if name in given else getattr(plan, name) for name in PlanFile.__struct_fields__}
+    names = [name for name in PlanFile.__struct_fields__ if name != "regions" or plan.regions]  # files may lack it
+    return {name: given[name] if name in given else getattr(plan, name) for name in names}
 
 
 def _lines(value: Any) -> str:

@@ -160,6 +160,7 @@ class PlanData:
       notes: remarks for the reader, such as operations without a rule.
       solution: the planner's answer, which is what runs.
       padded: dims that are padded inside the step, as (length, padded length).
+      regions: whether parts of dims that are only reduced are computed where they lie.
       pipeline: microbatches and stages, if the step has them.
       lines: source lines of the operations with some context, ordered by file and line.
       timing: ``spans`` and ``simulated_seconds``, computed when one of them is first used.
@@ -178,6 +179,7 @@ class PlanData:
     pipeline: Pipelined | None = None
     lines: tuple[Line, ...] = ()
     timing: Lazy[Timing] = field(default_factory=lambda: Lazy.known(Timing()))
+    regions: bool = False
 
     @property
     def fingerprint(self) -> str:

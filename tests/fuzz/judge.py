@@ -92,7 +92,7 @@ def _plan(case: Case, batch: Batch) -> Planned:
         assert least[0] <= plan.seconds * (1 + 1e-7) and least[1] <= plan.memory, "below what needs no search"
         return Planned(case, program, user_pins.resolve(program, batch.mesh), plan)
     sizes = padded_sizes(program, batch.mesh) | constrained_sizes(program.graph, batch.mesh)
-    program = padded_variant(program, sizes, batch.mesh, user_pins)
+    program = padded_variant(program, sizes, batch.mesh, user_pins, regions=batch.seed % 2 == 1)
     pins = user_pins.resolve(program, batch.mesh)
     solution = wander(program, batch.mesh, pins, np.random.default_rng(batch.seed))
     return Planned(case, program, pins, build_plan(program, solution, pins))

@@ -49,9 +49,9 @@ _PLAIN: Form = frozenset()
 _MOVES = frozenset({"slice", "split", "pad", "concatenate", *COMBINE})
 
 
-def align_shifts(graph: Graph) -> Graph:
-    """Returns the graph with such computations on whole dims."""
-    placed = aligned_dims(graph)
+def align_shifts(graph: Graph, far: bool = False) -> Graph:
+    """Returns the graph with such computations on whole dims; with ``far``, on much longer ones."""
+    placed = aligned_dims(graph, far)
     return _Aligner(graph, placed, fresh_ids(graph)).graph() if placed else graph
 
 

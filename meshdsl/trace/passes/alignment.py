@@ -17,6 +17,11 @@ decides which dims are put on which grid, and at which offset; ``align_shifts`` 
 
 A stencil u[2:] - 2 u[1:-1] + u[:-2], written back to u[1:-1], is put at offset 1: then only its outer two operands
 move, by one place each.
+
+A much shorter dim can be put on a grid as well: sum(f(u[1024:])) is that of f(u), masked. Nothing moves then, but f is
+computed where it is not needed, which pays only if the dim is split. So these classes, the *far* ones, are only those
+of elementwise operations and reductions, and they are put on their grids only on request, after the others: for a
+variant of the program.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,13 +33,17 @@ import jax.numpy as jnp
 
 from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.index import producers
-from meshdsl.rules.dim_groups import DimGroup, dim_groups
+from meshdsl.rules.dim_groups import ELEMENTWISE, REDUCTIONS, DimGroup, dim_groups
 from meshdsl.rules.indexing import COMBINE
 from meshdsl.trace.passes.static_windows import SHORTER, Constants, Window, written_window
 
 ValueDim = tuple[int, int]  # a value id and its dim
 FIRST_AT_ITS_PLACE = ("argmax", "argmin", "top_k")  # they return positions, and the first of equal elements
 ROUND = 4  # devices over which at least a length has to divide to be a grid that arguments of the step decide
+FARTHEST = 8  # how many times as long as a far dim its grid may be
+FAR_OPERATIONS = (
+    ELEMENTWISE | REDUCTIONS | frozenset("broadcast_in_dim iota transpose squeeze slice split pad concatenate".split())
+)
 ITERATIONS = 16  # a guess: how much more often a body runs than the graph around it
 
 
@@ -119,7 +128,7 @@ def updated_window(op: Op, constants: Constants) -> Window | None:
 
 
 @dataclass
-class _Classes:
+class DimClasses:
     """Union-find over dims of values, with what is known of them."""
 
     parent: dict[ValueDim, ValueDim] = field(default_factory=dict)
@@ -127,6 +136,7 @@ class _Classes:
     reduced: set[ValueDim] = field(default_factory=set)
     fixed: set[ValueDim] = field(default_factory=set)
     boundary: set[ValueDim] = field(default_factory=set)
+    near: set[ValueDim] = field(default_factory=set)  # dims of other operations than far classes may have
     shifts: list[Shift] = field(default_factory=list)
 
     def find(self, at: ValueDim) -> ValueDim:
@@ -149,8 +159,11 @@ class _Classes:
         constants = Constants(producers(graph))
         for op in graph.ops:
             for body in op.bodies:
+                self.near.update((v.id, d) for v in body.inputs for d in range(len(v.shape)))
                 self.add(body, weight * ITERATIONS)
             atoms = (*op.inputs, *op.outputs)
+            if op.name not in FAR_OPERATIONS or op.manual:
+                self.near.update((x.id, d) for x in atoms if isinstance(x, Value) for d in range(len(x.shape)))
             for group in aligned_groups(op):
                 dims = list(_value_dims(op, atoms, group))
                 self.size.update(dict.fromkeys(dims, group.size))
@@ -191,18 +204,27 @@ def _value_dims(op: Op, atoms: tuple[Atom, ...], group: DimGroup) -> Iterator[Va
 # ---- Grids and offsets -----------------------------------------------------------------------------------------------
 
 
-def aligned_dims(graph: Graph) -> dict[ValueDim, Place]:
-    """Returns the dims of a graph and its bodies that are put on a grid longer than they are."""
-    if not _has_shifts(graph):
+def aligned_dims(graph: Graph, far: bool = False) -> dict[ValueDim, Place]:
+    """Returns the dims of a graph and its bodies that are put on a grid longer than they are.
+
+    Args:
+      far: instead of those of nearly equal length, put those on a grid that are much shorter, and only reduced or put
+        back, and need not move.
+    """
+    if not _has_shifts(graph, far):
         return {}
-    classes = _Classes()
+    classes = DimClasses()
     classes.add(graph, 1.0)
     classes.boundary = {classes.find((v.id, d)) for v in graph.inputs for d in range(len(v.shape))}
     size = {classes.find(at): n for at, n in classes.size.items()}
     reduced, fixed = ({classes.find(at) for at in marked} for marked in (classes.reduced, classes.fixed))
     ends = [(classes.find(s.source), classes.find(s.result), s) for s in classes.shifts]
     places: dict[ValueDim, Place] = {}
-    for component in _components(size, ends):
+    if far:
+        near = {*map(classes.find, classes.near), *classes.boundary}
+        places = {c: p for c, p in _far_places(ends, size, reduced).items() if c not in near}
+        places = {c: p for c, p in places.items() if c not in fixed or p.offset == 0}
+    for component in () if far else _components(size, ends):
         grid = max((size[c] for c in component), key=lambda n: _suits(n, component, size, classes.boundary))
         short = {c for c in component if _gains(size[c], grid)}
         own = [(a, b, s) for a, b, s in ends if a in short or b in short]
@@ -215,16 +237,31 @@ def aligned_dims(graph: Graph) -> dict[ValueDim, Place]:
     return {at: places[c] for at in classes.size if (c := classes.find(at)) in places}
 
 
-def _has_shifts(graph: Graph) -> bool:
-    """Whether an operation shifts one dim against another of nearly its length."""
+def _far_places(ends: "Ends", size: Mapping[ValueDim, int], reduced: set[ValueDim]) -> dict[ValueDim, Place]:
+    """The places of classes that are reduced, or padded, and that all of their shifts put to one place of one grid."""
+    found: dict[ValueDim, set[tuple[int, int]]] = {}
+    for a, b, s in ends:
+        found.setdefault(a, set()).add((size[b], s.start))
+        found.setdefault(b, set()).add((size[a], -s.start))
+    padded = {a for a, b, _ in ends if size[a] < size[b]}
+    alone = {c: next(iter(positions)) for c, positions in found.items() if len(positions) == 1}
+    return {
+        c: Place(grid, offset, size[c])
+        for c, (grid, offset) in alone.items()
+        if 1 < size[c] < grid <= FARTHEST * size[c] and 0 <= offset <= grid - size[c] and c in reduced | padded
+    }
+
+
+def _has_shifts(graph: Graph, far: bool) -> bool:
+    """Whether an operation shifts one dim against another of another, nearly equal length; or far, of any length."""
     constants = Constants(producers(graph))
     pairs = (
         (op.inputs[i].shape[d], op.outputs[j].shape[e])
         for op in graph.ops
         for i, d, j, e, _ in shifted_dims(op, constants)
     )
-    return any(n != m and _near(min(n, m), max(n, m)) for n, m in pairs) or any(
-        _has_shifts(body) for op in graph.ops for body in op.bodies
+    return any(n != m and (far or _near(min(n, m), max(n, m))) for n, m in pairs) or any(
+        _has_shifts(body, far) for op in graph.ops for body in op.bodies
     )
 
 
@@ -233,7 +270,7 @@ Ends = list[tuple[ValueDim, ValueDim, Shift]]  # shifts with the classes of both
 
 def _components(size: Mapping[ValueDim, int], ends: Ends) -> list[list[ValueDim]]:
     """The classes that are connected by shifts between nearly equal lengths."""
-    joined = _Classes()
+    joined = DimClasses()
     for a, b, _ in ends:
         if _near(*sorted((size[a], size[b]))):
             joined.join((a, b))

@@ -1,0 +1,252 @@
+"""Regions of dims: what is computed from a part of a dim and then reduced is computed where the part lies.
+
+    sum(f(x[1024:]))                 sum(select(i >= 1024, f(x), 0))           a far slice, masked
+    sum(f(concatenate [x, y]))       sum(f(x)) + sum(f(y))                     pieces, each reduced by itself
+    sum(f(pad(x, (3, 3))))           sum(f(x)) + sum(f(zeros of 6 places))     likewise
+
+The blocks of half a dim are not those of the dim, and those of joined arrays are not those of any of them, so a slice
+that leaves much out, or a join, moves nearly all of its operand. In these forms nothing moves. But a mask computes as
+much as the whole dim needs, and pieces are more and smaller operations: that pays where the dim is split, and nowhere
+else. So this is a variant of the program, and ``api.plan_variants`` takes it if its plan is faster.
+
+Far slices are found and masked by ``trace.passes.align_shifts``. Here joins are taken apart: a class of dims that are
+treated alike is *joined* if it is produced by concatenations and pads with the same joints, passes elementwise
+operations, and ends in reductions, or in slices that cut out one of the pieces, as in gradients.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import accumulate
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.ir.check import check_graph
+from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
+from meshdsl.ir.rewrite import Table, copied, fresh_ids, look_up, renumber, substitute, with_ops
+from meshdsl.rules.dim_groups import ELEMENTWISE, padded_params
+from meshdsl.trace.passes.align_shifts import align_shifts
+from meshdsl.trace.passes.alignment import DimClasses, ValueDim, aligned_groups
+from meshdsl.trace.passes.dce import dce
+from meshdsl.trace.read_jaxpr import written
+
+_ALIKE = ELEMENTWISE | frozenset("broadcast_in_dim iota transpose squeeze concatenate pad slice split".split())
+_COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "reduce_sum": lax.add,
+    "reduce_prod": lax.mul,
+    "reduce_max": lax.max,
+    "reduce_min": lax.min,
+    "reduce_and": lax.bitwise_and,
+    "reduce_or": lax.bitwise_or,
+}
+Places = tuple[int, int, int]  # the first one, the distance between them, and how many
+
+
+def compute_regions(program: TracedProgram) -> TracedProgram:
+    """Returns the program with far slices masked and joins apart; the program itself if it has none."""
+    if program.pipeline is not None:
+        return program
+    apart = program.graph
+    while (joined := _joined_class(apart)) is not None:
+        apart = dce(_Splitter(apart, *joined).graph())
+    aligned = align_shifts(apart, far=True)
+    if aligned is program.graph:
+        return program
+    graph = copied(dce(aligned))
+    renumber(graph)
+    check_graph(graph)
+    return replace(program, graph=graph)
+
+
+# ---- Joined classes --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Joints:
+    """How a dim of ``length`` places is joined: ``pieces`` of arrays; all other places are padding."""
+
+    length: int
+    pieces: tuple[Places, ...]
+
+    @property
+    def rest(self) -> int:
+        """Places of the padding."""
+        return self.length - sum(count for *_, count in self.pieces)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of the pieces, and last, if there is one, of the padding."""
+        return [count for *_, count in self.pieces] + [self.rest] * (self.rest > 0)
+
+
+def _joints(op: Op, d: int) -> Joints | None:
+    """How an operation joins dim ``d`` of its result; None if it does not, or cuts its operand."""
+    n = op.outputs[0].shape[d]
+    if op.name == "concatenate" and op.params["dimension"] == d:
+        sizes = [x.shape[d] for x in op.inputs]
+        return Joints(n, tuple((start, 1, m) for start, m in zip(accumulate(sizes, initial=0), sizes, strict=False)))
+    if op.name == "pad" and any(op.params["padding_config"][d]):
+        low, high, between = map(int, op.params["padding_config"][d])
+        return Joints(n, (_places(low, between + 1, op.inputs[0].shape[d]),)) if min(low, high) >= 0 else None
+    return None
+
+
+def _places(first: int, distance: int, count: int) -> Places:
+    return first, distance if count > 1 else 1, count
+
+
+def _cut_out(op: Op, d: int) -> list[Places | None]:
+    """The places of dim ``d`` that each result of a slice, split or pad has; None if it pads."""
+    if op.name == "split":
+        starts = accumulate(map(int, op.params["sizes"]), initial=0)
+        return [(start, 1, int(m)) for start, m in zip(starts, op.params["sizes"], strict=False)]
+    if op.name == "pad":
+        amounts = op.params["padding_config"][d]
+        return [None if max(amounts) > 0 else (-int(amounts[0]), 1, op.outputs[0].shape[d])]
+    step = op.params["strides"][d] if op.params["strides"] else 1
+    return [_places(int(op.params["start_indices"][d]), int(step), op.outputs[0].shape[d])]
+
+
+def _touched(op: Op, d: int) -> bool:
+    """Whether a join or cut changes dim ``d``, which operand and results have."""
+    if op.name in ("concatenate", "split"):
+        return bool(d == op.params["dimension" if op.name == "concatenate" else "axis"])
+    return op.name in ("pad", "slice") and op.inputs[0].shape[d] != op.outputs[0].shape[d]
+
+
+def _joined_class(graph: Graph) -> tuple[dict[int, int], Joints] | None:
+    """Returns the dims, by value, of a class that can be taken apart, and its joints; None if there is none."""
+    if not any(op.name in ("concatenate", "pad") for op in graph.ops):
+        return None
+    classes = DimClasses()
+    classes.add(graph, 1.0)
+    joints: dict[ValueDim, set[Joints | None]] = {}
+    cuts: dict[ValueDim, set[Places | None]] = {}
+    found: dict[ValueDim, dict[int, int]] = {}
+    reduced: set[ValueDim] = set()
+    fixed = {classes.find((v.id, d)) for v in graph.inputs for d in range(len(v.shape))}
+    for op in graph.ops:
+        atoms, groups = (*op.inputs, *op.outputs), aligned_groups(op)
+        tied = {port for group in groups for port in group.ports}
+        alike = not op.bodies and not op.manual and not op.effects
+        places = [(i, d, x) for i, x in enumerate(atoms) if isinstance(x, Value) for d in range(len(x.shape))]
+        for i, d, x in places:
+            c, result = classes.find((x.id, d)), i >= len(op.inputs)
+            if found.setdefault(c, {}).setdefault(x.id, d) != d:
+                fixed.add(c)  # two dims of one array
+            if alike and op.name in _COMBINE and not result and d in op.params["axes"]:
+                reduced.add(c)
+            elif alike and op.name in _ALIKE and _touched(op, d):
+                if op.name in ("concatenate", "pad") and result:
+                    joints.setdefault(c, set()).add(_joints(op, d))
+                elif op.name != "concatenate" and not result:
+                    cuts.setdefault(c, set()).update(_cut_out(op, d))
+                else:
+                    fixed.add(c)
+            elif not alike or op.name not in _ALIKE | _COMBINE.keys() or (i, d) not in tied:
+                fixed.add(c)
+    for c, kinds in joints.items():
+        (own, *others) = kinds
+        if own is None or others or c in fixed or c not in reduced or not cuts.get(c, set()) <= {*own.pieces}:
+            continue
+        if len(own.sizes) > 1 and min(own.sizes) > 0 and not (own.rest and _counts_along(graph, found[c])):
+            return found[c], own
+    return None
+
+
+def _counts_along(graph: Graph, dims: dict[int, int]) -> bool:
+    """Whether the class has numbers of places, which padding has none of."""
+    return any(op.name == "iota" and dims.get(op.outputs[0].id) == op.params["dimension"] for op in graph.ops)
+
+
+# ---- Taking a class apart --------------------------------------------------------------------------------------------
+
+
+class _Splitter:
+    """Rewrites a graph: every value of the class becomes ``pieces``, one per piece of the joints."""
+
+    def __init__(self, source: Graph, dims: dict[int, int], joints: Joints) -> None:
+        self.source, self.dims, self.joints = source, dims, joints
+        self.ids: Iterator[int] = fresh_ids(source)
+        self.ops: list[Op] = []
+        self.table: Table = {}
+        self.pieces: dict[int, list[Atom]] = {}
+
+    def graph(self) -> Graph:
+        """Returns the rewritten graph."""
+        for op in self.source.ops:
+            self._rewrite(substitute(op, self.table))
+        return with_ops(self.source, self.ops)
+
+    def _rewrite(self, op: Op) -> None:
+        read = [x for x in op.inputs if isinstance(x, Value) and x.id in self.dims]
+        if op.outputs and op.outputs[0].id in self.dims:
+            d = self.dims[op.outputs[0].id]
+            if _touched(op, d):
+                self.pieces[op.outputs[0].id] = self._joined(op, d)
+            else:
+                parts = [self._parts(op, d, which) for which in range(len(self.joints.sizes))]
+                self.pieces.update(zip((v.id for v in op.outputs), map(list, zip(*parts, strict=True)), strict=True))
+        elif read and op.name in _COMBINE:
+            reduced: list[Atom] = [self._reduced(op, which) for which in range(len(self.joints.sizes))]
+            combine = _COMBINE[op.name]
+            self.table[op.outputs[0].id] = self._write(lambda *xs: reduce(combine, xs), reduced, op)
+        elif read:
+            d = self.dims[read[0].id]
+            for v, places in zip(op.outputs, _cut_out(op, d), strict=True):
+                piece = self.pieces[read[0].id][self.joints.pieces.index(places)]  # type: ignore[arg-type]
+                self.table[v.id] = self._cut(op, piece, d)
+        else:
+            self.ops.append(op)
+
+    def _joined(self, op: Op, d: int) -> list[Atom]:
+        """The pieces of a concatenation or pad."""
+        if op.name == "concatenate":
+            return list(op.inputs)
+        x, fill = op.inputs
+        config = [(0, 0, 0) if e == d else amounts for e, amounts in enumerate(op.params["padding_config"])]
+        shape = [self.joints.rest if e == d else n for e, n in enumerate(op.outputs[0].shape)]
+        held = self._write(lambda y, z: lax.pad(y, z, config), [x, fill], op) if any(map(any, config)) else x
+        return [held, self._write(lambda z: lax.broadcast(z, shape), [fill], op)]
+
+    def _parts(self, op: Op, d: int, which: int) -> list[Atom]:
+        """A piece of each result of an operation that treats places alike."""
+        inputs = tuple(self._piece(x, which) for x in op.inputs)
+        made = tuple(Value(next(self.ids), self._shape(v, which), v.dtype) for v in op.outputs)
+        self.ops.append(replace(op, inputs=inputs, outputs=made, params=padded_params(op, inputs, made)))
+        if op.name != "iota" or op.params["dimension"] != d or not which:
+            return list(made)
+        first = self.joints.pieces[which][0]
+        return [self._write(lambda x: x + jnp.asarray(first, x.dtype), [made[0]], op)]
+
+    def _shape(self, v: Value, which: int) -> tuple[int, ...]:
+        return tuple(self.joints.sizes[which] if e == self.dims[v.id] else n for e, n in enumerate(v.shape))
+
+    def _cut(self, op: Op, piece: Atom, d: int) -> Atom:
+        """What a slice or pad does to other dims than ``d``, which it cuts."""
+        if op.name == "split":
+            return piece
+        if op.name == "pad":
+            config = [(0, 0, 0) if e == d else amounts for e, amounts in enumerate(op.params["padding_config"])]
+            changed, inputs = any(map(any, config)), [piece, op.inputs[1]]
+            return self._write(lambda x, fill: lax.pad(x, fill, config), inputs, op) if changed else piece
+        steps = op.params["strides"] or (1,) * len(piece.shape)
+        ends = list(zip(op.params["start_indices"], op.params["limit_indices"], steps, strict=True))
+        ends[d] = (0, piece.shape[d], 1)
+        changed = any(end != (0, n, 1) for end, n in zip(ends, piece.shape, strict=True))
+        return self._write(lambda x: lax.slice(x, *zip(*ends, strict=True)), [piece], op) if changed else piece
+
+    def _reduced(self, op: Op, which: int) -> Value:
+        made = Value(next(self.ids), op.outputs[0].shape, op.outputs[0].dtype)
+        self.ops.append(replace(op, inputs=(self._piece(op.inputs[0], which),), outputs=(made,)))
+        return made
+
+    def _piece(self, x: Atom, which: int) -> Atom:
+        return self.pieces[x.id][which] if isinstance(x, Value) and x.id in self.dims else x
+
+    def _write(self, function: Callable[..., jax.Array], inputs: list[Atom], like: Op) -> Atom:
+        made, result = written(function, inputs, self.ids, like)
+        self.ops += made
+        return look_up(result, self.table)

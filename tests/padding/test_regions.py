@@ -1,0 +1,135 @@
+"""Parts of dims that are only reduced are computed where they lie, with the same numbers, and only where that pays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import meshdsl as md
+from meshdsl.ir.graph import walk
+from meshdsl.layouts.topology import Link, Topology
+from meshdsl.padding.regions import compute_regions
+from meshdsl.trace import trace
+from tests.trace.interpreter import run_graph
+
+SLOW_LINKS = Topology("slow links", 1e9, 1e9, 1e9, 4e9, 0.0, (Link(0.0, 1e6),))
+SUMS = 64  # bytes of sums over the mesh
+
+
+def halves(x, y):
+    a, b = jnp.split(x, 2)
+    return jnp.tanh(a).sum() + jnp.max(b, 0) * jnp.argmin(a, 0)
+
+
+def tail(x, y):
+    return jnp.mean(x[24:] ** 2) + lax.pad(jnp.exp(x[24:]), 3.0, ((24, 0, 0), (0, 0, 0))).min()
+
+
+def counted(x, y):
+    return jnp.sum(x[8:24] * jnp.arange(16.0)[:, None])
+
+
+def padded(x, y):
+    return jnp.mean((jnp.pad(x, 3, constant_values=2.0) + 1) ** 2)
+
+
+def dilated(x, y):
+    return jnp.sum(jnp.cos(lax.pad(x, 0.5, ((2, 1, 2), (0, 0, 0)))))
+
+
+def joined(x, y):
+    z = jnp.concatenate([jnp.tanh(x), y, x[:1] * 0], 0)
+    return jnp.mean(z**2) + jnp.max(z, 0) * jnp.prod(jnp.sign(z), 0) + jnp.any(z > 1)
+
+
+def normalised(x, y):
+    """The row of a class in front of the others."""
+    z = jax.nn.softmax(jnp.concatenate([y[:1], x], 0), 0)
+    return jnp.sum(z * z) + jnp.sum(jnp.concatenate([x, y], 1) * jnp.arange(16.0), 1).max()
+
+
+def around(x, y):
+    return jnp.sum(jnp.concatenate([jnp.concatenate([x, y], 0)] * 2, 1) ** 2)
+
+
+STEPS = {f.__name__: f for f in (halves, tail, counted, padded, dilated, joined, normalised, around)}
+X = np.random.default_rng(0).normal(size=(2, 32, 8)).astype(np.float32)
+
+
+def both(step):
+    """The results, and the gradients of the sum of their squares."""
+
+    def run(x, y):
+        gradients = jax.grad(lambda x, y: jnp.sum(jnp.square(step(x, y))), (0, 1))(x, y)
+        return step(x, y), gradients
+
+    return run
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_same_numbers(name):
+    for step in (STEPS[name], both(STEPS[name])):
+        before = trace(step, tuple(X))
+        after = compute_regions(before)
+        assert after is not before
+        for got, expected in zip(run_graph(after.graph, X), run_graph(before.graph, X), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(STEPS.keys() - {"normalised", "around", "dilated"}))
+def test_nothing_is_cut_or_joined(name):
+    program = compute_regions(trace(STEPS[name], tuple(X)))
+    assert not {"concatenate", "split"} & {op.name for _, op in walk(program.graph)}
+    assert not [op for _, op in walk(program.graph) if op.name == "slice" and op.outputs[0].shape[0] > 1]
+
+
+STAY = {
+    "returned": lambda x, y: jnp.concatenate([x, y]),
+    "multiplied": lambda x, y: jnp.sum(jnp.concatenate([x, y]) @ y.T),
+    "summed up": lambda x, y: jnp.sum(jnp.cumsum(jnp.concatenate([x, y]), 0) ** 2),
+    "other joints": lambda x, y: jnp.sum(jnp.concatenate([x, y]) * jnp.concatenate([y[:3], x, y[3:]])),
+    "both halves": lambda x, y: jnp.sum(x[:16] * x[16:]),
+    "a part of another": lambda x, y: jnp.sum(x[:16] * y[16:]),
+    "multiplied halves": lambda x, y: jnp.sum(x[:16] @ y[0]),
+    "few rows": lambda x, y: jnp.sum(jnp.tanh(x[:2])),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_others_stay(name):
+    program = trace(STAY[name], tuple(X))
+    assert compute_regions(program) is program
+
+
+def planned(step, pin="x=S(0)"):
+    x = jax.ShapeDtypeStruct((2048, 64), jnp.float32)
+    pins = {"x": pin, "y": pin}
+    return md.parallelize(step, md.Mesh(x=8, topology=SLOW_LINKS), pins).plan(x, x)
+
+
+@pytest.mark.parametrize("step", [padded, dilated], ids=lambda step: step.__name__)
+def test_only_sums_are_sent(step):
+    plan = planned(step)
+    assert plan.regions and plan.bytes <= SUMS
+    assert "computed where they lie" in " ".join(plan.notes)
+
+
+def test_dims_that_are_not_split_are_cut():
+    assert not planned(lambda x, y: jnp.sum(jnp.tanh(x[1024:])), "x=S(1)").regions
+
+
+def test_they_run_and_are_saved(tmp_path):
+    def step(x, y):
+        return {name: both(each)(x, y) for name, each in STEPS.items()}
+
+    mesh, pins = md.Mesh(x=8, topology=SLOW_LINKS), {"x": "x=S(0)", "y": "x=S(0)"}
+    sharded = md.parallelize(step, mesh, pins)
+    plan = sharded.plan(*X)
+    assert plan.regions
+    assert sharded.check(*X).divided["x"] > 0.5
+    sharded.verify(*X)
+    plan.save(tmp_path / "plan.json")
+    again = md.parallelize(step, mesh, pins, plan=md.load_plan(tmp_path / "plan.json"))
+    assert again.plan(*X) == plan
+    jax.tree.map(np.testing.assert_array_equal, again(*X), sharded(*X))
