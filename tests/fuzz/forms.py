@@ -217,7 +217,9 @@ def parts(w: Writer) -> None:
     cut = w.pick([1, n // 2, n - 1])
     forms = [f"(lambda a, b: jnp.tanh(a).sum({i}) + b.sum({i}))(*jnp.split({x}, [{cut}], axis={i}))",
              f"(lambda a, *rest: a + sum(rest))(*jnp.split({x}, 2, axis={i}))" if n % 2 == 0 else f"{x}{at(i, '1:')}",
-             f"sum(t.mean({i}) for t in jnp.array_split({x}, 3, axis={i}))"]  # fmt: skip
+             f"sum(t.mean({i}) for t in jnp.array_split({x}, 3, axis={i}))",
+             f"{x}{at(i, '1:')}.mean({i}) - {x}{at(i, ':-1')}.mean({i})",
+             f"jnp.sum(jnp.concatenate([jnp.tanh({x}), {x}{at(i, ':1')}], axis={i}), axis={i})"]  # fmt: skip
     w.write(w.pick(forms), x, size=x.size * n)
 
 
