@@ -17,7 +17,7 @@ export PYTHONPATH := .
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint bench calls coverage zoo fuzz fuzz-bytes pipelines strategies predictions targets measured bench-planner data dist clean
+.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes pipelines strategies predictions targets measured bench-planner data dist clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -38,6 +38,9 @@ lint: $(VENV)/ready  ## ruff and mypy
 	$(RUN) -m ruff format --check .
 	@rm -rf $(TYPES) && mkdir -p $(TYPES) && ln -sfn $(CURDIR)/meshdsl/* $(CURDIR)/{layouts,lowering,models} $(TYPES)/
 	MYPYPATH=$(dir $(TYPES)) $(RUN) -m mypy -p meshdsl
+
+docs: .venv/docs/ready  ## build the documentation site into docs/_build; warnings are errors
+	.venv/docs/bin/sphinx-build -W --keep-going -q -b html docs docs/_build
 
 bench: $(VENV)/ready $(DATA)  ## measure the figures of docs/benchmarks.md, and train the examples
 	$(RUN) -m bench.planning
@@ -95,7 +98,7 @@ dist: .venv/release/ready  ## build sdist and wheel, check their metadata, and t
 	cd dist && env -u PYTHONPATH ../.venv/wheel/bin/meshdsl plan mlp.py --mesh data=4,model=2
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .cache runs build dist *.egg-info
+	rm -rf $(VENV) .cache runs build dist docs/_build docs/reference/api *.egg-info
 
 $(CACHE)/held_out.npy: | $(VENV)/ready
 	$(RUN) -m meshdsl.training.datasets.text --cache $(CACHE)
@@ -119,6 +122,11 @@ requirements/py.txt:  # no version was read
 	$(PYTHON) -m venv .venv/targets
 	.venv/targets/bin/python -m pip install --quiet -r $(LOCK)
 	.venv/targets/bin/python -m pip install --quiet -e '.[tpu,cuda]'
+	@touch $@
+
+.venv/docs/ready: requirements/docs.txt
+	$(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/python -m pip install --quiet -r $<
 	@touch $@
 
 .venv/release/ready: pyproject.toml

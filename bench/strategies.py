@@ -97,7 +97,7 @@ def main() -> None:
         plan = strategy.sharded().plan(*strategy.program.args)
         table_rows += rows(strategy, plan)
         parts.append(
-            f"### {strategy.name}\n\n{strategy.title}\n\nPinned: {strategy.line()}. Planned for {strategy.devices()}.\n"
+            f"## {strategy.name}\n\n{strategy.title}\n\nPinned: {strategy.line()}. Planned for {strategy.devices()}.\n"
         )
         print(f"{strategy.name}: planned", flush=True)
     command = f"`python -m bench.strategies` ({versions()})"

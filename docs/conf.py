@@ -1,0 +1,22 @@
+"""The documentation site: ``make docs`` builds it into ``docs/_build``, with warnings as errors."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from api_pages import write_api_pages  # beside this file; it reads the sources, and imports nothing of them
+
+project = "meshdsl"
+author = copyright = "The meshdsl developers"
+
+extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design"]
+nb_execution_mode = "off"  # tests/docs runs the pages' programs
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = "meshdsl"
+
+write_api_pages(Path(__file__).parent.parent, Path(__file__).parent / "reference" / "api")
