@@ -14,7 +14,7 @@ DATA := $(CACHE)/held_out.npy $(CACHE)/flights.npz $(CACHE)/movies.npz
 TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
-# eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/fuzz.md)
+# eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/evidence/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
 .PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes pipelines strategies predictions targets measured bench-planner data dist clean
@@ -42,7 +42,7 @@ lint: $(VENV)/ready  ## ruff and mypy
 docs: .venv/docs/ready  ## build the documentation site into docs/_build; warnings are errors
 	.venv/docs/bin/sphinx-build -W --keep-going -q -b html docs docs/_build
 
-bench: $(VENV)/ready $(DATA)  ## measure the figures of docs/benchmarks.md, and train the examples
+bench: $(VENV)/ready $(DATA)  ## measure the figures of docs/evidence/benchmarks.md, and train the examples
 	$(RUN) -m bench.planning
 	$(RUN) -m bench.models
 	$(RUN) -m bench.single
@@ -51,7 +51,7 @@ bench: $(VENV)/ready $(DATA)  ## measure the figures of docs/benchmarks.md, and 
 	$(RUN) -m bench.memory
 	$(RUN) -m bench.examples
 
-coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write docs/coverage.md; CASES='--primitive sort --limit 5'
+coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write docs/evidence/coverage.md; CASES='--primitive sort --limit 5'
 	$(EIGHT) $(RUN) -m tests.coverage $(CASES)
 
 zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries; public training programs with CHECKOUTS=folder
@@ -68,23 +68,23 @@ fuzz-bytes: $(VENV)/ready  ## bytes of random slices, pads, updates, ... beside 
 pipelines: $(VENV)/ready  ## run pipelines of every schedule on up to 8 devices, all 1,600 cases if not told otherwise; LIMIT=200 SEED=7
 	$(EIGHT) $(RUN) -m tests.pipelining.sweep $(if $(LIMIT),--limit $(LIMIT)) $(if $(SEED),--seed $(SEED)) $(if $(SKIP),--skip $(SKIP))
 
-strategies: $(VENV)/ready  ## write docs/strategies.md, and run every strategy of every model at tiny sizes; FAMILY='gpt llama'
+strategies: $(VENV)/ready  ## write docs/evidence/strategies.md, and run every strategy of every model at tiny sizes; FAMILY='gpt llama'
 	$(RUN) -m bench.strategies
 	$(EIGHT) $(RUN) -m tests.models $(FAMILY)
 
-predictions: $(VENV)/ready  ## compare predicted with published step times, and write docs/predictions.md; about an hour
+predictions: $(VENV)/ready  ## compare predicted with published step times, and write docs/evidence/predictions.md; about an hour
 	$(RUN) -m bench.published --cache .cache/predictions.jsonl
 
-targets: .venv/targets/ready  ## compile the gallery and models for TPUs and GPUs that are not there, and write docs/targets.md; PARTS='gallery'
+targets: .venv/targets/ready  ## compile the gallery and models for TPUs and GPUs that are not there, and write docs/evidence/targets.md; PARTS='gallery'
 	.venv/targets/bin/python -m bench.targets $(PARTS)
 
-measured: $(ZOO)/ready  ## compare predicted with measured step times of this machine, which should be idle, and write docs/measured.md
+measured: $(ZOO)/ready  ## compare predicted with measured step times of this machine, which should be idle, and write docs/evidence/measured.md
 	$(ZOO)/bin/python -m bench.measured --again
 
 calls: $(VENV)/ready  ## compare the Python time of a call with that of jax.jit
 	$(EIGHT) $(RUN) -m bench.calls
 
-bench-planner: $(VENV)/ready  ## write docs/planner.md: gaps, a second solver, peers, planning time, overlap; PARTS='gaps peers'
+bench-planner: $(VENV)/ready  ## write docs/evidence/planner.md: gaps, a second solver, peers, planning time, overlap; PARTS='gaps peers'
 	$(RUN) -m bench.planner.run $(PARTS)
 
 data: $(DATA)  ## fetch text, flights and ratings

@@ -1,4 +1,4 @@
-"""Measured against predicted step times on this machine: docs/measured.md and docs/measured.svg.
+"""Measured against predicted step times on this machine: docs/evidence/measured.md and docs/evidence/measured.svg.
 
 python -m bench.measured [--steps 20] [--cases gpt 'zoo, bart' ...] [--layouts gpt mlp]
 
@@ -36,7 +36,7 @@ from meshdsl.models import gpt, mixture
 from meshdsl.util.text import seconds_text
 
 ROOT = Path(__file__).parent.parent
-PAGE, PICTURE = ROOT / "docs" / "measured.md", ROOT / "docs" / "measured.svg"
+PAGE, PICTURE = ROOT / "docs" / "evidence" / "measured.md", ROOT / "docs" / "evidence" / "measured.svg"
 CACHE = ROOT / ".cache" / "measured"
 SHAPE = Mesh(data=4, model=2)
 LAYOUTS = {
@@ -157,7 +157,7 @@ def kendall(found: Sequence[Facts]) -> tuple[int, int]:
 
 
 def page(found: Sequence[Facts]) -> str:
-    """Returns the text of docs/measured.md."""
+    """Returns the text of docs/evidence/measured.md."""
     parts = [
         INTRODUCTION,
         _table(found),

@@ -1,6 +1,6 @@
 """Pipelines: predicted and measured step time and memory, against no pipeline and against a rolled buffer.
 
-python -m bench.pipeline --rounds 10 writes the tables of docs/pipelines.md and its picture.
+python -m bench.pipeline --rounds 10 writes the tables of docs/evidence/pipelines.md and its picture.
 
 A decoder in plain JAX, its layers in a scan, on 8 virtual CPU devices. ``bench/rolled_buffer.py`` implements pipelining
 as MaxText does; its losses are compared with ours before anything is timed.

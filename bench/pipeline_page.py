@@ -1,4 +1,4 @@
-"""Writes docs/pipelines.md and its picture: measured parts replace the text between their marks, prose is preserved.
+"""Writes docs/evidence/pipelines.md and its picture: measured parts replace the text between marks, prose is preserved.
 
 <!-- schedules -->
 a table
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from bench.report import machine
 from meshdsl.schedules.pipelined import Pipelined
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "evidence"
 PAGE, PICTURE = DOCS / "pipelines.md", DOCS / "pipelines.svg"
 _COLORS = {"F": "#6f8fb5", "B": "#1b4f91"}
 _QUIET = 0.5  # load average over one minute below which the machine counts as quiet

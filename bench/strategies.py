@@ -1,6 +1,6 @@
 """Bytes sent by the plan of every strategy in examples/strategies, against its published formula.
 
-python -m bench.strategies writes docs/strategies.md; steps are planned but not run, so no devices are needed.
+python -m bench.strategies writes docs/evidence/strategies.md; steps are planned but not run, so no devices are needed.
 """
 
 import runpy
@@ -17,7 +17,7 @@ from meshdsl.util.text import bytes_text
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "examples" / "strategies").glob("*.py"))
-PAGE = ROOT / "docs" / "strategies.md"
+PAGE = ROOT / "docs" / "evidence" / "strategies.md"
 HEADER = ["strategy", "mesh", "collective", "runs", "bytes of the plan", "published", "its bytes", "equal", "memory"]
 INTRODUCTION = """# Strategies from the literature
 

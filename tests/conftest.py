@@ -9,7 +9,7 @@ import pytest
 from meshdsl.pytest_plugin import UPDATE
 
 jax.config.update("jax_num_cpu_devices", 8)
-os.environ.setdefault("NPROC", "32")  # or kernels and collectives may wait for each other (docs/fuzz.md)
+os.environ.setdefault("NPROC", "32")  # or kernels and collectives may wait for each other (docs/evidence/fuzz.md)
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -1,1 +1,1 @@
-"""Benchmarks of the planner, written to docs/planner.md: optimality gaps, comparisons with other methods, times."""
+"""Benchmarks of the planner, written to docs/evidence/planner.md: gaps, comparisons with other methods, times."""

@@ -1,4 +1,4 @@
-"""Writes docs/planner.md and its pictures.
+"""Writes docs/evidence/planner.md and its pictures.
 
 Sections measured in this checkout are rewritten; the others are copied from the existing page.
 """
@@ -12,7 +12,7 @@ from bench.planner.texts import AGAIN, AXES, CHECK, EQUATIONS, GAPS, INTRO, OVER
 from bench.report import page_section, percent, table
 from meshdsl.util.text import bytes_text, seconds_text
 
-DOCS, PAGE = Path(__file__).parent.parent.parent / "docs", "planner.md"
+DOCS, PAGE = Path(__file__).parent.parent.parent / "docs" / "evidence", "planner.md"
 Rows = Sequence[Mapping[str, Any]]
 Found = Mapping[str, Rows]
 TITLES = {"greedy": "greedy", "names": "one name, one axis", "axis": "axis by axis"}

@@ -1,4 +1,4 @@
-"""Measures the planner and writes docs/planner.md with its pictures.
+"""Measures the planner and writes docs/evidence/planner.md with its pictures.
 
 python -m bench.planner.run [part ...]
 

@@ -1,4 +1,4 @@
-"""The prose of ``docs/planner.md``: what stands before the tables of each section."""
+"""The prose of `[planner](planner.md)`: what stands before the tables of each section."""
 
 INTRO = """# The planner, measured
 
@@ -82,8 +82,8 @@ over `data`, cost constants measured by `calibrate` in the same process (`bench/
 (Shardy) gets the same input and output shardings as our plan. Their seconds as multiples of ours: medians of ten
 interleaved rounds with 95% intervals, predictions in brackets. A choice that is predicted slower than ours may run
 faster, mostly where the difference is a few percent, once where it was a fifth (mlp, steps of a tenth of a second):
-predictions of steps on such devices are 12% off in the median (`docs/measured.md`), and the counts vary from run to
-run.
+predictions of steps on such devices are 12% off in the median ([measured](measured.md)), and the counts vary from run
+to run.
 """
 EQUATIONS = """
 ## Time against equations
@@ -104,7 +104,7 @@ Only where values skip a layer, as an encoder's may, one pass over the full step
 reshards are computed once per class of equal operations; the memory of a plan takes a few passes over arrays laid out
 once per program. GPT-3 and Llama 3 405B with every layer written out are in `bench/unrolled.py`, steps that are more
 than one stack of layers (microbatches, encoder and decoder, adapters, time steps) in `bench/deep_steps.py`; their
-figures are in `docs/benchmarks.md`.
+figures are in [benchmarks](benchmarks.md).
 
 ![planning time against equations](planner-time.svg)
 """
@@ -115,7 +115,7 @@ Axes of two devices each. From four axes on (three, for some models) there are t
 come from neighbourhoods of two groups of axes, the bound from projections on parts of the axes wherever the joint
 network (of the reduced-depth step, if there is one) exceeds 400 million entries. Under a binding memory limit, all axes
 move at every price, in two groups, and in steps of up to 20,000 nodes every pair of axes moves by itself as well; the
-bound then includes the price of bytes. Such steps are in `docs/models.md` and `docs/benchmarks.md`.
+bound then includes the price of bytes. Such steps are in [models](models.md) and [benchmarks](benchmarks.md).
 """
 AGAIN = """
 ## Another pin
@@ -128,7 +128,7 @@ for the new pins; if the result costs over 1% more, the search starts over. A bo
 valid, and is reused as long as the pins added since cost at most 1%, also when one of them changes; otherwise a new
 one is proved, on more than two axes from projections. Steps of up to 600 nodes are searched from the previous plan as
 thoroughly as a new one within memory, except for rounds. Steps in microbatches are planned from scratch. Figures are
-in `docs/benchmarks.md` (`python -m bench.planning`).
+in [benchmarks](benchmarks.md) (`python -m bench.planning`).
 """
 OVERLAP = """
 ## With overlap

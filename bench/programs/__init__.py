@@ -3,7 +3,8 @@
     python -m bench.programs --checkouts FOLDER        or        make zoo CHECKOUTS=FOLDER
 
 Nothing of theirs lies here. ``adapter`` says what an adapter is; each module named in ``REGISTRY`` holds the adapters
-of one kind of program; ``steps`` runs a step, ``measure`` measures one program, ``page`` writes docs/programs.md.
+of one kind of program; ``steps`` runs a step, ``measure`` measures one program, ``page`` writes
+docs/evidence/programs.md.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Plans, checks and trains public programs from your own checkouts, and writes docs/programs.md.
+"""Plans, checks and trains public programs from your own checkouts, and writes docs/evidence/programs.md.
 
 python -m bench.programs [name ...] --checkouts FOLDER
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--checkouts", type=Path, help="the folder of checkouts, each as name or owner+name")
     parser.add_argument("--part", choices=PARTS, help="only numbers at small size, or only bytes at the published one")
     parser.add_argument("--results", type=Path, default=Path(".cache/programs"), help="folder of cached results")
-    parser.add_argument("--page", type=Path, default=Path("docs/programs.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/evidence/programs.md"))
     parser.add_argument("--in-process", action="store_true", help="measure one part of one program in this process")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in REGISTRY]

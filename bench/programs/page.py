@@ -1,4 +1,4 @@
-"""Text of docs/programs.md from the measured facts."""
+"""Text of docs/evidence/programs.md from the measured facts."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Predicts published step times, scores the predictions and writes docs/predictions.md.
+"""Predicts published step times, scores the predictions and writes docs/evidence/predictions.md.
 
 python -m bench.published korthikanti_table5         # these tables only; the page is not written
 python -m bench.published --cache predictions.jsonl  # resume from an earlier run

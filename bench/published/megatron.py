@@ -1,6 +1,6 @@
 """Tables of Megatron-LM: GPT on DGX A100 and H100, tensor and pipeline parallel.
 
-Settings that a table omits are assumed per table, as listed in docs/predictions.md.
+Settings that a table omits are assumed per table, as listed in docs/evidence/predictions.md.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Writes docs/predictions.md and its plot from scored rows."""
+"""Writes docs/evidence/predictions.md and its plot from scored rows."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from bench.published.score import Scored, error, errors, kendall
 from bench.report import table, versions
 from meshdsl.layouts.topology import topology
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "evidence"
 PAGE, PLOT, TEXT = DOCS / "predictions.md", DOCS / "predictions.svg", Path(__file__).parent / "introduction.md"
 ERRORS = (
     "table",

@@ -1,1 +1,1 @@
-"""Plans checked by the compilers of absent TPUs and GPUs: ``python -m bench.targets`` writes docs/targets.md."""
+"""Plans checked by compilers of absent TPUs and GPUs: ``python -m bench.targets`` writes docs/evidence/targets.md."""

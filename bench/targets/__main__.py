@@ -1,4 +1,4 @@
-"""Checks plans with the compilers of absent TPUs and GPUs, and writes docs/targets.md.
+"""Checks plans with the compilers of absent TPUs and GPUs, and writes docs/evidence/targets.md.
 
 python -m bench.targets [gallery] [models] [limits]
 
@@ -26,7 +26,7 @@ from meshdsl.models import gpt, llama, mixture, mlp, resnet, t5, vit
 from meshdsl.util.text import bytes_text
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "targets.md"
+PAGE = ROOT / "docs" / "evidence" / "targets.md"
 CACHE = ROOT / ".cache" / "targets"
 GALLERY = {4: ("tpu-v5e:2x2", "dgx-h100:4"), 8: ("tpu-v5e:2x4", "dgx-h100:8")}
 TPU = "tpu-v5e:2x4"
@@ -122,7 +122,7 @@ def _compile_once(part: str, case: str, target: str, compile_case: Callable[[], 
 
 
 def page() -> str:
-    """Returns the text of docs/targets.md."""
+    """Returns the text of docs/evidence/targets.md."""
     found = {part: [json.loads(file.read_text()) for file in sorted((CACHE / part).glob("*.json"))] for part in PARTS}
     compilers = sorted({fact["compiler"] for facts in found.values() for fact in facts})
     introduction = (Path(__file__).parent / "introduction.md").read_text().rstrip()

@@ -2,7 +2,7 @@
 
 python -m bench.zoo.gaps [case ...]
 
-Steps are planned but not run. Results are cached in .cache/zoo-gaps and written to a section of docs/zoo.md.
+Steps are planned but not run. Results are cached in .cache/zoo-gaps and written to a section of docs/evidence/zoo.md.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.util.text import seconds_text
 
 Row = Mapping[str, Any]
-CACHE, PAGE = Path(".cache/zoo-gaps"), Path("docs/zoo.md")
+CACHE, PAGE = Path(".cache/zoo-gaps"), Path("docs/evidence/zoo.md")
 TITLE = """
 ## Gaps
 
-The part of a step's predicted time that is not proved necessary (`plan.gap`; see `docs/planner.md`), on the topology of
-the table above and on a DGX H100. The batch is split over `data`, everything else left open. Planning seconds are
-processor seconds, with tracing. The jaxpr of inference differs from process to process (its library sums in the order
-of a set), and so do its plans.
+The part of a step's predicted time that is not proved necessary (`plan.gap`, see [planner](planner.md)), on the
+topology of the table above and on a DGX H100. The batch is split over `data`, everything else left open. Planning
+seconds are processor seconds, with tracing. The jaxpr of inference differs from process to process (its library sums
+in the order of a set), and so do its plans.
 """
 NEXT = "## Fallbacks\n"  # the next section of the page
 

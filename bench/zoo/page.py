@@ -1,4 +1,4 @@
-"""Text of docs/zoo.md from the measured facts."""
+"""Text of docs/evidence/zoo.md from the measured facts."""
 
 from collections.abc import Iterable, Mapping
 from statistics import median

@@ -4,7 +4,7 @@ python -m bench.zoo.run [case ...]
 
 The partitioner compiles the same step at the plan's input and output layouts, and again with only the batch sharded.
 Each case runs in a process of its own, because the partitioner crashes on some. Results are cached in .cache/zoo and
-written to docs/zoo.md; the page's section of gaps (``bench.zoo.gaps``) is preserved.
+written to docs/evidence/zoo.md; the page's section of gaps (``bench.zoo.gaps``) is preserved.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--part", choices=["plan", "time"], help="only plans and bytes, or only step times")
     parser.add_argument("--rounds", type=int, default=20, help="timed steps per program")
     parser.add_argument("--results", type=Path, default=Path(".cache/zoo"), help="folder of cached results")
-    parser.add_argument("--page", type=Path, default=Path("docs/zoo.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/evidence/zoo.md"))
     parser.add_argument("--in-process", action="store_true", help="measure one part of one case in this process")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)

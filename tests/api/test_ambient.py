@@ -316,7 +316,7 @@ def test_settings_inside_are_those_that_were_read():
 
 
 def test_the_page_names_tests_that_exist():
-    page = (Path(__file__).parents[2] / "docs" / "calls.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "concepts" / "calls.md").read_text(encoding="utf-8")
     table = page.partition("## The state of jax around a call")[2]
     named = set(re.findall(r"`(test_\w+)`", table))
     assert len(named) > 5 and named <= set(globals())

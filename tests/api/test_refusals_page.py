@@ -1,4 +1,4 @@
-"""Every refusal that docs/refusals.md lists is made, in these words, before anything is compiled."""
+"""Every refusal that docs/reference/refusals.md lists is made, in these words, before anything is compiled."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 
 import meshdsl as md
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "refusals.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "refusals.md"
 MESH = md.Mesh(data=4, model=2)
 X = np.ones((8, 8), np.float32)
 

@@ -367,6 +367,6 @@ def test_specs_that_are_not_stated(ambient):
 
 
 def test_the_page_of_the_docs(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "shard_map.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "shard_map.md").read_text()
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1), {})
     assert "ppermute of " in capsys.readouterr().out

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="at most so many cases of each primitive")
     parser.add_argument("--again", action="store_true", help="judge them again")
     parser.add_argument("--results", type=Path, default=Path(".cache/coverage"), help="folder of what was found so far")
-    parser.add_argument("--page", type=Path, default=Path("docs/coverage.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/evidence/coverage.md"))
     asked = parser.parse_args()
     jax.config.update("jax_disable_most_optimizations", True)  # nearly all of the time is XLA's
     file = asked.results / f"jax-{jax.__version__}.jsonl"

@@ -2,7 +2,7 @@
 
 A new version of jax brings primitives that nobody has thought about. They would be planned as operations that every
 device runs on whole operands, with a note; the audit fails instead, until somebody gives them a rule, or writes into
-``primitives.toml`` why there is none and what that costs. The list is also the page ``docs/primitives.md``.
+``primitives.toml`` why there is none and what that costs. The list is also the page ``docs/evidence/primitives.md``.
 
     python -m tests.coverage.audit     writes the page, and prints what is not accounted for
 """
@@ -28,7 +28,7 @@ from meshdsl.trace.passes.canonicalize import ALWAYS_IDENTITIES
 from meshdsl.trace.read_jaxpr import READERS
 
 LIST = Path(__file__).with_name("primitives.toml")
-PAGE = Path("docs/primitives.md")
+PAGE = Path("docs/evidence/primitives.md")
 INTRO = """# Primitives without a rule
 
 Every primitive of jax 0.10 and 0.12 either has a sharding rule ([coverage](coverage.md) says how far it goes), or is

@@ -1,4 +1,4 @@
-"""The page that says what came of the cases: ``docs/coverage.md``."""
+"""The page that says what came of the cases: ``docs/evidence/coverage.md``."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Runs in a process of their own: one that ends it, or stands still, is a run that failed.
 
 Some do, on CPUs: threads of XLA's runtime wait for each other when collectives, or the batches of a decomposition, take
-all of them (``docs/fuzz.md``).
+all of them (``docs/evidence/fuzz.md``).
 """
 
 import multiprocessing

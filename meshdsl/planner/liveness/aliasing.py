@@ -35,7 +35,7 @@ from meshdsl.util.lazy import memoize_by_object
 # and the same for a copy of a value in another layout. A scatter of one element per row, such as the gradient of
 # picking each label's logit, becomes a comparison of positions, which is fused. And a value that could be fused is
 # recomputed for each of its consumers, for products too (``materialized``). All of this was read from programs that
-# libtpu 0.0.52 compiled (``docs/targets.md``).
+# libtpu 0.0.52 compiled (``docs/evidence/targets.md``).
 
 _PASSES_ON = VIEWS | set("transpose slice dynamic_slice broadcast_in_dim copy constrain".split())
 
