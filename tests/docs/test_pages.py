@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.layouts.topology import load_topology
 from tests.docs.pages import ROOT, blocks, links, outputs, pages, run
 
 PAGES = [str(page.relative_to(ROOT)) for page in pages() if blocks(page.read_text())]
@@ -49,6 +50,18 @@ def test_how_to_pages_are_short():
 
 
 # ---- What single pages promise
+
+
+def test_the_page_of_errors_lists_all():
+    text = (ROOT / "docs/reference/errors.md").read_text()
+    errors = [name for name in dir(md) if name.endswith("Error") and name != "MeshDSLError"]
+    assert errors and [name for name in errors if f"| `{name}` |" not in text] == []
+
+
+def test_the_topology_file_that_is_shown_loads(tmp_path):
+    text = re.search(r"```toml\n(.*?)```", (ROOT / "docs/reference/topology.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "mine.toml").write_text(text)
+    assert [link.devices for link in load_topology(tmp_path / "mine.toml").links] == [8, 0]
 
 
 def test_the_rule_of_a_kernel_holds():
