@@ -56,13 +56,11 @@ def names_of(stub: str) -> list[Name]:
 
 def section(root: Path, name: Name) -> str:
     """Returns the section of a public name: signature, docstring, and its public methods."""
-    found = definition(root, name)
+    found, home = definition(root, name)
     text = [f"## `md.{name.public}`"]
     if isinstance(found, ast.ClassDef):
         text += [code(signature(found)), markdown(found)]
-        for method in found.body:
-            if isinstance(method, ast.FunctionDef) and method.name[0] != "_" and ast.get_docstring(method):
-                text += [f"### `{name.public}.{method.name}`", code(signature(method)), markdown(method)]
+        text += [members(root, home, found, name.public)]
     elif isinstance(found, ast.FunctionDef):
         text += [code(signature(found)), markdown(found)]
     elif isinstance(found, ast.Assign) and isinstance(found.targets[0], ast.Tuple):
@@ -72,22 +70,39 @@ def section(root: Path, name: Name) -> str:
     return "\n\n".join(part for part in text if part)
 
 
-def definition(root: Path, name: Name) -> ast.stmt:
-    """Returns the definition of a name, in its module or where that imports it from."""
+def members(root: Path, module: str, node: ast.ClassDef, public: str) -> str:
+    """Returns the sections of a class's public methods and properties; then fields and methods of its bases of ours."""
+    text = []
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef) and method.name[0] != "_" and ast.get_docstring(method):
+            text += [f"### `{public}.{method.name}`", code(signature(method)), markdown(method)]
+    for base in map(ast.unparse, node.bases):
+        try:
+            found, home = definition(root, Name(base, module))
+        except LookupError:  # a base of Python or jax
+            continue
+        if isinstance(found, ast.ClassDef) and len(found.body) > 1:  # more than a docstring
+            text += [f"### Fields of `{public}`", code(signature(found)), markdown(found)]
+            text += [members(root, home, found, public)]
+    return "\n\n".join(part for part in text if part)
+
+
+def definition(root: Path, name: Name) -> tuple[ast.stmt, str]:
+    """Returns the definition of a name and its module: the given one, or where that imports the name from."""
     tree = ast.parse(file_of(root, name.module).read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name.public:
-            return node
+            return node, name.module
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
         named = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
         if name.public in named:
-            return node
+            return node, name.module
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                if (alias.asname or alias.name) == name.public:
+                if (alias.asname or alias.name) == name.public and node.module.startswith("meshdsl"):
                     return definition(root, Name(alias.name, node.module))
     raise LookupError(f"{name.public} is not defined in {name.module}")
 
@@ -109,12 +124,13 @@ def signature(node: ast.ClassDef | ast.FunctionDef) -> str:
         return "\n".join([f"class {node.name}{bases}", *(f"    {ast.unparse(each)}" for each in fields)])
     properties = [d for d in map(ast.unparse, node.decorator_list) if d in ("property", "cached_property")]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    whole = f"{node.name}({ast.unparse(node.args)}){returns}"
+    listed = re.sub(r"^(self|cls)(, |$)", "", ast.unparse(node.args))
+    whole = f"{node.name}({listed}){returns}"
     if properties:
         return f"{node.name}: {ast.unparse(node.returns)}" if node.returns else node.name
     if len(whole) <= 100:
         return whole
-    arguments = wrapped(ast.unparse(node.args))
+    arguments = wrapped(listed)
     return "\n".join([f"{node.name}(", *(f"    {each}," for each in arguments), f"){returns}"])
 
 

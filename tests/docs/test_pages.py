@@ -1,6 +1,7 @@
 """Programs of the README and of the site's pages run and print what stands below them; links lead somewhere."""
 
 import re
+import runpy
 
 import numpy as np
 import pytest
@@ -56,6 +57,14 @@ def test_the_page_of_errors_lists_all():
     text = (ROOT / "docs/reference/errors.md").read_text()
     errors = [name for name in dir(md) if name.endswith("Error") and name != "MeshDSLError"]
     assert errors and [name for name in errors if f"| `{name}` |" not in text] == []
+
+
+def test_every_public_name_is_in_the_api_reference(tmp_path):
+    runpy.run_path(str(ROOT / "docs/api_pages.py"))["write_api_pages"](ROOT, tmp_path)
+    text = "\n".join(page.read_text() for page in tmp_path.glob("*.md"))
+    public = [name for name in [*dir(md), *dir(md.nd)] if name[0] != "_" and name != "nd"]
+    assert len(public) > 100 and [name for name in public if f"## `md.{name}`" not in text] == []
+    assert "### `Plan.partition_specs`" in text
 
 
 def test_the_topology_file_that_is_shown_loads(tmp_path):
