@@ -192,12 +192,10 @@ class CallForm:
         if any(map(_is_deleted, inputs if self.arrays is None else [inputs[i] for i in self.arrays])):
             program = executable.program
             check_values(program.name, [leaf.path for leaf in program.inputs], inputs)
-        if self.unplaced:
-            return executable.run(inputs, self.unplaced, self.call)
         try:  # the compiled program checks shapes, dtypes and shardings faster than Python could
-            return self.call(*inputs), inputs
+            return executable.run(inputs, self.unplaced, self.call) if self.unplaced else (self.call(*inputs), inputs)
         except ValueError:
-            moved = executable.moved(inputs)
+            moved = {*executable.moved(inputs)}.difference(self.unplaced)
             if not moved:
                 raise
-            return executable.run(inputs, moved, self.call)
+            return executable.run(inputs, [*self.unplaced, *sorted(moved)], self.call)

@@ -163,8 +163,9 @@ def test_new_shapes_plan_again_with_one_line(warnings):
     close(fresh(*arguments()), step(*arguments()))
 
 
-def test_committed_arrays_are_moved_with_one_warning(sharded, warnings):
-    params, batch = arguments()
+@pytest.mark.parametrize("others", [np.asarray, jnp.asarray], ids=["numpy", "uncommitted"])
+def test_committed_arrays_are_moved_with_one_warning(others, warnings):
+    params, batch = jax.tree.map(others, arguments())
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     placed = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, "rows")))
     fresh = md.parallelize(step, MESH, LAYOUTS)
