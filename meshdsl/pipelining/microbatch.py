@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshdsl.errors import PipelineError, faults
+from meshdsl.errors import PipelineError, faults, shortened
 from meshdsl.ir.graph import Leaf, TracedProgram
 from meshdsl.ir.index import ops_named
 from meshdsl.ir.manual import BOUNDARY
@@ -35,7 +35,7 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
       user_pins: what the user fixed; resolved, and so checked, for this program.
 
     Raises PipelineError if there is no batch, if it does not divide into the microbatches, if the loop needs the whole
-    batch, or if the layers cannot be pipelined; PinError as ``make_pins``.
+    batch or would be empty, or if the layers cannot be pipelined; PinError as ``make_pins``.
     """
     graph, batch, count = program.graph, find_batch(program, pipeline), pipeline.microbatches
     if pipeline.axis:
@@ -62,6 +62,10 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
         if count == 1:
             return replace(program, pipeline=pipelined)
         step = SplitStep(graph, placement)
+        if not step.inside:
+            causes = (f"{op.called} at {op.source} needs the whole batch" for op in placement.blame.values())
+            rows = shortened(list(dict.fromkeys(causes))) or ["no operation reads the batch"]
+            raise PipelineError(faults(f"nothing in {program.name} runs per microbatch:", rows))
         check_shard_maps(program.name, graph, placement, step.exported)
         new = step.retraced(MicrobatchLoop(step))
         if replace(pipeline, batch=None, per_microbatch=False) != Pipeline(count):

@@ -80,6 +80,19 @@ def test_batch_statistics_are_an_error_or_each_microbatchs_own():
     sharded.check(params, batch)
 
 
+@pytest.mark.parametrize(
+    ("step", "row"),
+    [
+        (lambda w, x: jnp.sort(x, 0) @ w, "sort at test_accumulate.py:"),
+        (lambda w, x: w * 2, "no operation reads the batch"),
+    ],
+)
+def test_a_loop_over_microbatches_is_not_empty(step, row):
+    with pytest.raises(PipelineError, match="runs per microbatch:\n  ") as error:
+        md.parallelize(step, "data=2", pipeline=md.Pipeline(2, batch="x")).plan(jnp.ones((3, 3)), jnp.ones((8, 3)))
+    assert row in str(error.value)
+
+
 def test_a_loss_over_the_batch_may_divide_by_what_it_holds_if_only_the_update_reads_it():
     def step(w, batch):
         total, grad = jax.value_and_grad(lambda w: jnp.sum(batch["mask"] * (batch["x"] @ w) ** 2))(w)

@@ -253,7 +253,7 @@ def _far_places(ends: "Ends", size: Mapping[ValueDim, int], reduced: set[ValueDi
 
 
 def _has_shifts(graph: Graph, far: bool) -> bool:
-    """Whether an operation shifts one dim against another of another, nearly equal length; or far, of any length."""
+    """Whether an operation shifts one dim against another of nearly its length; with ``far``, of any other length."""
     constants = Constants(producers(graph))
     pairs = (
         (op.inputs[i].shape[d], op.outputs[j].shape[e])
