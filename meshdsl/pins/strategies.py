@@ -31,7 +31,7 @@ from meshdsl.shardings import Stated, axes_of, pin_of
 from meshdsl.util.paths import matches, split_path
 
 Axes = tuple[str, ...]
-BATCH_AXES = ("data", "fsdp", "replica", "dp")  # over which the batch is split unless told otherwise, outermost first
+BATCH_AXES = ("replica", "dp", "data", "fsdp")  # over which the batch is split unless told otherwise, outermost first
 STATE_AXES = ("fsdp", "data", "dp")  # the first of these that the mesh has shards parameters, unless told otherwise
 MODEL_AXES = ("model", "tensor", "tp", "mp")
 MIN_SIZE = 2**14  # elements; smaller arrays cost a collective's latency and save next to no memory
@@ -231,7 +231,7 @@ def data_parallel(axis: str | Sequence[str] = (), batch: str | None = None) -> L
     """Return the pins of data parallelism: every array of the batch is split by rows.
 
     Args:
-      axis: the mesh axes, major first; default are those of ``data``, ``fsdp``, ``replica`` and ``dp`` that the mesh
+      axis: the mesh axes, major first; default are those of ``replica``, ``dp``, ``data`` and ``fsdp`` that the mesh
         has, or its only axis.
       batch: a glob over the arrays of the batch; default are those that no result replaces (in an evaluation, where
         results replace none, all arguments but the first).

@@ -60,6 +60,10 @@ def test_fsdp_takes_the_axis_fsdp_where_there_is_one_and_splits_the_batch_over_b
     assert plan.layout("params/up/kernel").splitting(1)[-1] == "fsdp"
 
 
+def test_replicas_split_the_batch_outermost():
+    assert planned(md.fsdp(min_size=1), "replica=2,fsdp=4").layout("batch/x").splitting(0) == ("replica", "fsdp")
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_combined_with_tensor_parallelism_fsdp_splits_the_other_dim(swapped):
     parts = md.tensor_parallel(), md.fsdp(min_size=1024)
@@ -128,7 +132,7 @@ def test_a_program_may_have_a_strategy():
     ("layouts", "mesh", "text"),
     [
         (lambda: md.fsdp("dat"), "data=8", "fsdp: no axis 'dat' in the mesh; did you mean 'data'?"),
-        (lambda: md.fsdp(), "x=4,y=2", "fsdp: the mesh has none of the axes data, fsdp, replica, dp; name one"),
+        (lambda: md.fsdp(), "x=4,y=2", "fsdp: the mesh has none of the axes replica, dp, data, fsdp; name one"),
         (lambda: md.data_parallel(batch="bath/*"), "data=8", "data_parallel: batch='bath/*' matches no input"),
         (lambda: md.tensor_parallel(columns="**/upp"), "model=8", "columns='**/upp' matches no parameter"),
     ],
