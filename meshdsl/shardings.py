@@ -66,7 +66,7 @@ def pin_of(stated: Stated, axes: Iterable[str]) -> Layout | str:
     """Returns a layout, or its text, as it is, and a sharding as a pin on a mesh with these axes.
 
     Raises:
-      NotationError: it leaves some dims unconstrained and others whole, which a pin cannot say.
+      NotationError: it leaves some dims unconstrained and others whole, which a pin cannot say, or names an axis twice.
     """
     if not isinstance(stated, NamedSharding | PartitionSpec):
         return stated
@@ -93,14 +93,17 @@ def axes_of(stated: Stated) -> tuple[str, ...]:
 
 
 def _placements(spec: PartitionSpec) -> dict[str, Placement]:
-    """Returns the placements of the axes that a spec names."""
-    placed: dict[str, Placement] = {}
+    """Returns the placements of the axes that a spec names; NotationError if it names one twice."""
+    placed: list[tuple[str, Placement]] = []
     for dim, entry in enumerate(spec.partitions):
         if entry is not PartitionSpec.UNCONSTRAINED:
             names = (entry,) if isinstance(entry, str) else entry or ()
-            placed.update({axis: S(dim) for axis in names})
-    placed.update(dict.fromkeys(getattr(spec, "unreduced", ()), P))
-    return placed
+            placed += [(axis, S(dim)) for axis in names]
+    placed += [(axis, P) for axis in getattr(spec, "unreduced", ())]
+    axes = [axis for axis, _ in placed]
+    if twice := next((axis for axis in axes if axes.count(axis) > 1), ""):
+        raise NotationError(f"{spec} names axis {twice!r} twice; an axis splits one dim")
+    return dict(placed)
 
 
 def partition_spec(layout: Layout, rank: int) -> PartitionSpec:

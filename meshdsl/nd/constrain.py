@@ -46,7 +46,7 @@ def constrain(x: T, layout: Stated) -> T:
       ``x``, unchanged in value.
 
     Raises:
-      NotationError: the text is not a layout.
+      NotationError: the text is not a layout, or a spec names an axis twice.
       ArgumentError: some leaves are not arrays; all are listed.
       LayoutError: the layout splits dims that an array does not have.
 

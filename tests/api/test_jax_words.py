@@ -109,3 +109,11 @@ def test_a_spec_that_does_not_fit(layouts, text):
 def test_a_spec_that_is_no_pin_says_what_to_write():
     with pytest.raises(md.ArgumentError, match="keeps dim 0 whole and leaves others to the planner"):
         md.parallelize(step, concrete(), {"x": P(None, P.UNCONSTRAINED, "model")})
+
+
+def test_a_spec_that_names_an_axis_twice_is_refused():
+    text = r"P\('data', 'data'\) names axis 'data' twice"
+    with pytest.raises(md.ArgumentError, match=rf"layouts\['x'\]: {text}"):
+        md.parallelize(step, concrete(), {"x": P("data", "data")})
+    with pytest.raises(md.NotationError, match=text):
+        md.constrain(X, P("data", "data"))
