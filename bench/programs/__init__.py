@@ -13,6 +13,14 @@ from bench.programs.adapter import Adapter
 
 REGISTRY = {  # program -> module, in which it is a constant in capitals
     "imagenet": "images",
+    "ppo": "control",
+    "sac": "control",
+    "haiku_lm": "transformers",
+    "nanogpt": "transformers",
+    "equinox_gpt": "transformers",
+    "s4": "sequences",
+    "molecules": "graphs",
+    "lora": "finetuning",
     "imagenet_scaled": "images",
     "vit": "images",
     "dit": "diffusion",

@@ -2,7 +2,7 @@
 
 A step for ``jax.pmap`` is run by ``jax.pmap`` on as many devices as the data axes have, and XLA is given it as a
 ``jax.shard_map`` over them, which is what ``jax.pmap`` has become. One that changes objects of nnx in place is run by
-``nnx.jit``, others by ``jax.jit``.
+``nnx.jit``, one on modules of equinox by ``equinox.filter_jit``, others by ``jax.jit``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +27,7 @@ from meshdsl.lowering.shardings import device_mesh
 from meshdsl.trace import Call, PureStep, flatten_call
 from meshdsl.trace.objects import holds_objects
 from meshdsl.trace.pure_step import named_arrays
+from meshdsl.trace.static_leaves import has_static, hide, reveal
 from meshdsl.util.paths import matches
 
 STEPS, NUDGES = 10, 2
@@ -102,6 +103,10 @@ def as_published(training: Training, mesh: Mesh) -> Callable[..., Any]:
         from flax import nnx
 
         return nnx.jit(training.step)
+    if has_static(jax.tree.structure(hide(training.args))):
+        import equinox
+
+        return equinox.filter_jit(training.step)
     return jax.jit(training.step) if training.axis is None else _pmapped(training, mesh)
 
 
@@ -132,7 +137,7 @@ def copied(args: Args, change: Callable[[Any], Any] = lambda x: x) -> Args:
         return jnp.array(change(x), copy=True)
 
     if not holds_objects(args):
-        return jax.tree.map(copy, args)
+        return reveal(jax.tree.map(copy, hide(args)))
     from flax import nnx
 
     graph, state = nnx.split(args)

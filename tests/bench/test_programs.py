@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +15,11 @@ from bench.programs import REGISTRY, adapters
 from bench.programs.__main__ import main
 from bench.programs.adapter import Adapter, Training, commit_of
 from bench.programs.measure import MESHES, measure
+from bench.programs.nested import first_call
 from bench.programs.page import page, ratios
+from bench.programs.steps import as_published, compare_in_a_row, copied, in_a_row, on_mesh
+from meshdsl.api.stages import SLOW_DEVICES
+from meshdsl.layouts.mesh import Mesh
 
 AUTHORS = """
 import jax
@@ -45,7 +52,6 @@ def train_step(state, batch):
 
 
 def build(size):
-    import jax
     from made_up_train import init, train_step
 
     def batch(seed):
@@ -112,6 +118,44 @@ def test_a_page_says_what_bytes_above_the_limit_buy():
     assert "perceptron, 1.30: cause not known" in page({"perceptron": MADE_UP}, found)
     large |= {"seconds, batch alone": 2.0}
     assert "over `model` as well: 1 s predicted instead of 2 s" in page({"perceptron": MADE_UP}, found)
+
+
+def test_a_step_inside_a_training_function_is_found():
+    def train(rows):
+        @partial(jax.jit, donate_argnums=0)
+        def train_step(w, batch):
+            return w - batch.mean()
+
+        scale = jax.jit(lambda w: 2 * w)
+        for _ in range(3):
+            w = train_step(scale(jnp.ones(4)), rows)
+        raise AssertionError(w)
+
+    step, args = first_call(lambda: train(jnp.ones(4)), "jax.jit", "train_step")
+    assert np.array_equal(step(*args), np.ones(4)) and jax.jit(step)(*args).shape == (4,)
+    with pytest.raises(LookupError, match="other_step was not called"):
+        first_call(lambda: jax.jit(jnp.sin)(1.0), "jax.jit", "other_step")
+
+
+def test_modules_of_equinox_are_trained_as_their_author_does():
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(16, 16, 16, 1, activation=jnp.tanh, key=jax.random.key(0))
+
+    def train_step(model, batch):
+        loss, grads = eqx.filter_value_and_grad(lambda m: jnp.mean((jax.vmap(m)(batch) - batch) ** 2))(model)
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), loss
+
+    def batch(seed):
+        return np.random.default_rng(seed).normal(size=(16, 16)).astype(np.float32)
+
+    training = Training(
+        train_step, (model, batch(0)), {"batch": 0}, lambda args, result, seed: (result[0], batch(seed))
+    )
+    mesh = Mesh.parse(MESHES[0], SLOW_DEVICES)
+    published = as_published(training, mesh)
+    expected = in_a_row(published, training, copied(training.args))
+    report = compare_in_a_row(on_mesh(training, mesh), published, training, expected)
+    assert report.worst < 2e-4 and len(report.leaves) == 2 * 6 + 2  # the model twice, next batch, loss
 
 
 def test_absent_checkouts_are_named_with_their_commits(tmp_path, monkeypatch, capsys):
