@@ -13,6 +13,12 @@ from bench.programs.adapter import Adapter
 
 REGISTRY = {  # program -> module, in which it is a constant in capitals
     "imagenet": "images",
+    "imagenet_scaled": "images",
+    "vit": "images",
+    "dit": "diffusion",
+    "ddpm": "diffusion",
+    "gemma": "gemma",
+    "conformer": "speech",
     "ppo": "control",
     "sac": "control",
     "haiku_lm": "transformers",
@@ -21,12 +27,6 @@ REGISTRY = {  # program -> module, in which it is a constant in capitals
     "s4": "sequences",
     "molecules": "graphs",
     "lora": "finetuning",
-    "imagenet_scaled": "images",
-    "vit": "images",
-    "dit": "diffusion",
-    "ddpm": "diffusion",
-    "gemma": "gemma",
-    "conformer": "speech",
 }
 
 

@@ -281,6 +281,8 @@ def _plain_numbers(x: Any) -> Any:
 # scan of one iteration and the branch of a condition that is known are inlined, as compilers do.
 
 
+PLATFORMS = ("cpu", "cuda", "oneapi", "rocm", "tpu")  # of devices, as jax names them in branches
+
 # by identity: a closed-over array, and the input of the body that stands for it
 Captured = dict[int, tuple[Any, Value]]
 
@@ -330,6 +332,19 @@ def _clamp(site: CallSite) -> Sequence[Atom]:
         return _plain(site)
     low, x, high = (each.value for each in known)
     return (literal(np.clip(x, low, high), known[1].dtype),)
+
+
+@reader("platform_index")
+def _platform_index(site: CallSite) -> Sequence[Atom]:
+    """The number of the branch that every device takes, whatever its platform; others are for the inside of kernels.
+
+    ``jnp.diagonal`` has a branch of the latter kind, from which compilers drop all collectives.
+    """
+    branches = site.eqn.params["platforms"]
+    taken = {next((i for i, names in enumerate(branches) if names is None or p in names), None) for p in PLATFORMS}
+    if len(taken) > 1 or None in taken:
+        return _plain(site)
+    return (literal(taken.pop(), np.dtype(np.int32)),)
 
 
 def _until_all_stop(site: CallSite) -> tuple[CallSite, dict[str, Any]]:

@@ -75,6 +75,20 @@ def test_a_branch_that_is_known_is_read_in_place(index, name):
     assert names(graph(step, X, X)) == [name, "return"]
 
 
+def test_a_branch_that_every_device_takes_is_read_in_place():
+    """``jnp.diagonal`` has another for the inside of kernels, in which nothing may be planned."""
+
+    def step(x):
+        return jnp.diagonal(x @ x), jax.grad(lambda x: jnp.sum(jnp.diagonal(x) ** 2))(x)
+
+    assert "cond" not in names(graph(step, X))
+    some = graph(lambda x: jax.lax.platform_dependent(x, tpu=jnp.sin, default=jnp.cos), X)
+    assert names(some) == ["platform_index", "cond", "return"]
+    sharded = md.parallelize(step, md.Mesh(x=2, y=2), {"x": "x=S(0) y=S(1)"})
+    x = jnp.arange(16.0).reshape(4, 4)
+    assert sharded.check(x).ok and sharded.check(x, divide="most").ok and sharded.verify(x).equal
+
+
 def test_parameters_are_plain_numbers():
     """Autodiff makes the strides of a pad's gradient of numpy's, which no plan file holds."""
 
