@@ -89,9 +89,13 @@ def raised_at(error: Exception) -> Source:
 
 
 def raised_in_shard_map(error: Exception) -> bool:
-    """Returns whether an error was raised in the body of a ``jax.shard_map``; jax hides its frames from tracebacks."""
+    """Returns whether an error was raised in the body of a ``jax.shard_map``.
+
+    jax may hide its frames from tracebacks (``jax_traceback_filtering``); they are then found below the last one shown.
+    """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return any(frame.f_code.co_filename == _SHARD_MAP for frame, _ in walk_stack(frames[-1]))
+    below = (frame for frame, _ in walk_stack(frames[-1]))
+    return any(frame.f_code.co_filename == _SHARD_MAP for frame in (*frames, *below))
 
 
 def defined_at(function: Any) -> Source:

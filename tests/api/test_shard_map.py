@@ -183,6 +183,16 @@ def test_an_axis_named_twice():
         md.parallelize(lambda x: over(jnp.sin, in_specs=P("data", "data"), out_specs=P("data"))(x), MESH).plan(X)
 
 
+@pytest.fixture(params=["auto", "off", "tracebackhide"])
+def tracebacks(request):
+    """How jax filters its frames from tracebacks; under IPython it hides them."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", request.param)
+    yield
+    jax.config.update("jax_traceback_filtering", before)
+
+
+@pytest.mark.usefixtures("tracebacks")
 @pytest.mark.parametrize("layouts", [{}, {"x": "data=S(0)"}])
 @pytest.mark.parametrize("collective", [lax.psum, lax.all_gather])
 def test_a_collective_over_a_name_that_no_shard_map_binds(layouts, collective):
@@ -197,6 +207,7 @@ def test_a_collective_over_a_name_that_no_shard_map_binds(layouts, collective):
     assert str(caught.value).splitlines()[1] == f"  {row}; did you mean 'data'?"
 
 
+@pytest.mark.usefixtures("tracebacks")
 def test_the_same_where_jax_says_nothing():
     def step(x):
         return over(lambda x: lax.psum(x, "dat"), in_specs=P("data"), out_specs=P())(x)

@@ -97,7 +97,8 @@ def test_manual_axes_have_one_row():
     assert (sent.inputs, sent.outputs, sent.collectives) == ((B,), (B,), (Exchange("all-reduce", 0),))
     assert manual_row(op("psum", (6, 12), (6, 12)), "j").collectives == ()
     spec = (("b", "a"), ())
-    enter = Op(0, BOUNDARY[0], None, {"spec": spec, "sizes": (("a", 2), ("b", 3), ("c", 2))}, *_ends(), manual=("z",))
+    cut = {"spec": spec, "sizes": (("a", 2), ("b", 3), ("c", 2)), "unreduced": ()}
+    enter = Op(0, BOUNDARY[0], None, cut, *_ends(), manual=("z",))
     assert manual_axes(enter) == ("b", "a", "c", "z")
     rows = [str(manual_row(enter, axis)) for axis in "abcz"]
     assert rows == ["S(0) -> B", "S(0) -> B", "B -> B", "B -> B"]
