@@ -35,6 +35,7 @@ BATCH_AXES = ("replica", "dp", "data", "fsdp")  # over which the batch is split 
 STATE_AXES = ("fsdp", "data", "dp")  # the first of these that the mesh has shards parameters, unless told otherwise
 MODEL_AXES = ("model", "tensor", "tp", "mp")
 MIN_SIZE = 2**14  # elements; smaller arrays cost a collective's latency and save next to no memory
+SHORT = 8  # a dim shorter than the longest one by this factor is that of a window or a stack of layers
 LISTED = 3  # arrays that a note names
 
 # Weights of a transformer's projections by the names that flax, haiku, equinox, Llama and GPT-2 give them. A matrix
@@ -253,7 +254,7 @@ def data_parallel(axis: str | Sequence[str] = (), batch: str | None = None) -> L
 @final
 @dataclass(frozen=True)
 class FullySharded(Strategy):
-    """The batch by rows, and state along its largest dim; see :func:`fsdp`."""
+    """The batch by rows, and state along its first long dim; see :func:`fsdp`."""
 
     batch: str | None = None
     min_size: int = MIN_SIZE
@@ -273,18 +274,24 @@ class FullySharded(Strategy):
         return found | {i: Layout(**dict.fromkeys(axes, S(dim))) for i, dim in dims.items() if dim is not None}
 
     def _dim(self, arrays: Arrays, i: int, axes: Axes, before: Layout) -> int | None:
-        """Returns the largest dim that divides; one that no other strategy splits, if there is one."""
+        """Returns the first long dim that divides; one that no other strategy splits, if there is one.
+
+        The first is contiguous in memory, so its shards are gathered without a copy. Dims shorter than an eighth of the
+        longest are those of windows and stacks of layers, which loops slice.
+        """
         shape, shards = arrays.leaves[i].shape, prod(arrays.mesh.axis(axis) for axis in axes)
         local = before.local_shape(shape, arrays.mesh.sizes_by_name)
         dividing = [dim for dim, size in enumerate(local) if size % shards == 0 and size]
-        return max(dividing, key=lambda dim: (not before.splitting(dim), local[dim]), default=None)
+        long = [dim for dim in dividing if SHORT * local[dim] >= max(local[other] for other in dividing)]
+        return min(long, key=lambda dim: (bool(before.splitting(dim)), dim), default=None)
 
 
 def fsdp(axis: str | Sequence[str] = (), min_size: int = MIN_SIZE, batch: str | None = None) -> LayoutTable:
     """Return the pins of fully sharded data parallelism (ZeRO stage 3).
 
-    The batch is split by rows, parameters and optimizer state along their largest dim that divides. The plan gathers
-    each parameter where it is read and reduces gradients to the shards, and says when.
+    The batch is split by rows, parameters and optimizer state along the first of their long dims that divides (dims
+    shorter than an eighth of the longest, such as stacks of layers, are left alone). The plan gathers each parameter
+    where it is read and reduces gradients to the shards, and says when.
 
     Args:
       axis: the mesh axes; default for the batch is as in :func:`data_parallel`, for state ``fsdp`` or else ``data``.

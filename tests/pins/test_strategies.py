@@ -44,9 +44,9 @@ def test_data_parallelism_splits_the_batch_by_rows_and_nothing_else():
     assert notes(plan) == ["data_parallel: not split, since they do not have the batch's 16 rows: batch/classes"]
 
 
-def test_fsdp_splits_large_state_along_its_largest_dim():
+def test_fsdp_splits_large_state_along_its_first_long_dim():
     plan = planned(md.fsdp(min_size=1024), "data=8")
-    assert plan.layout("params/up/kernel") == md.Layout(data=md.S(1))
+    assert plan.layout("params/up/kernel") == md.Layout(data=md.S(0))
     assert plan.layout("params/down/kernel") == plan.layout("state/0/trace/down/kernel") == md.Layout(data=md.S(0))
     assert any("fewer than 1024 elements: params/up/bias, state/0/trace/up/bias" in note for note in plan.notes)
     sharded = md.parallelize(step, "data=8", md.fsdp(min_size=1024))
@@ -57,7 +57,7 @@ def test_fsdp_splits_large_state_along_its_largest_dim():
 def test_fsdp_takes_the_axis_fsdp_where_there_is_one_and_splits_the_batch_over_both():
     plan = planned(md.fsdp(min_size=1), "data=2,fsdp=4")
     assert plan.layout("batch/x") == md.Layout(data=md.S(0), fsdp=md.S(0))
-    assert plan.layout("params/up/kernel").splitting(1)[-1] == "fsdp"
+    assert plan.layout("params/up/kernel").on("fsdp") == md.S(0)
 
 
 def test_replicas_split_the_batch_outermost():
@@ -163,3 +163,14 @@ def test_arguments_of_other_kinds(make, text):
     with pytest.raises(md.ArgumentError) as error:
         make()
     assert text in str(error.value)
+
+
+def test_fsdp_does_not_split_a_stack_of_layers():
+    def stacked(layers, x):
+        def layer(x, w):
+            return jnp.tanh(x @ w), None
+
+        return layers - jax.grad(lambda layers: jnp.sum(jax.lax.scan(layer, x, layers)[0]))(layers)
+
+    plan = planned(md.fsdp(min_size=1), "data=4", (values(4, 64, 64), values(8, 64)), stacked)
+    assert plan.layout("layers") == md.Layout(data=md.S(1))
