@@ -57,14 +57,19 @@ CAUSES: dict[tuple[str, str], str] = {}
 
 
 def page(programs: Mapping[str, Adapter], found: Mapping[str, Facts]) -> str:
-    """Returns the page of the facts by program; programs without facts are listed as not measured."""
+    """Returns the page of the facts by program; programs without them are listed as not measured."""
     small = {name: facts["small"] for name, facts in found.items() if "small" in facts}
     large = {name: facts["large"] for name, facts in found.items() if "large" in facts}
-    missing = [name for name in programs if name not in found]
-    unmeasured = f"Not measured: {', '.join(missing)}.\n" if missing else ""
-    parts = [INTRO, unmeasured, _programs(programs), CHANGED, *_changes(programs), NUMBERS, _numbers(small), BYTES]
-    parts += [_bytes(programs, large), "", *_above(large), "", *_machines(small)]
+    parts = [INTRO, _programs(programs), CHANGED, *_changes(programs)]
+    parts += [NUMBERS, _numbers(small), *_missing(programs, small)]
+    parts += [BYTES, _bytes(programs, large), *_missing(programs, large), "", *_above(large), "", *_machines(small)]
     return "\n".join(parts).replace("\n\n\n", "\n\n") + "\n"
+
+
+def _missing(programs: Mapping[str, Adapter], found: Mapping[str, Facts]) -> Iterator[str]:
+    missing = [name for name in programs if name not in found]
+    if missing:
+        yield f"\nNot measured yet: {', '.join(missing)}."
 
 
 def ratios(facts: Facts) -> dict[str, float]:

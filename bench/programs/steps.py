@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bench.programs.adapter import Training
@@ -125,9 +126,17 @@ def _pmapped(training: Training, mesh: Mesh) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         leaves = zip(jax.tree.leaves(args), dims, strict=True)
         blocks = (x if dim is None else jnp.stack(jnp.split(x, devices, dim)) for x, dim in leaves)
-        return jax.tree.map(lambda x: x[0], mapped(*blocks))
+        return jax.tree.map(_joined, mapped(*blocks))
 
     return run
+
+
+def _joined(x: jax.Array) -> jax.Array:
+    """Returns what all devices agree on, or their blocks as one array: along dim 0, of scalars one per device."""
+    plain = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    if np.array_equal(plain, np.broadcast_to(plain[:1], plain.shape), equal_nan=jnp.issubdtype(x.dtype, jnp.inexact)):
+        return x[0]
+    return jnp.concatenate(x) if x.ndim > 1 else x
 
 
 def copied(args: Args, change: Callable[[Any], Any] = lambda x: x) -> Args:

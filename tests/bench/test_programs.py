@@ -47,7 +47,7 @@ def train_step(state, batch):
 
     value, gradient = jax.value_and_grad(loss)(state["w"])
     m = 0.9 * state["m"] + jax.lax.pmean(gradient, "batch")
-    return {"w": state["w"] - 0.1 * m, "m": m}, jax.lax.pmean(value, "batch")
+    return {"w": state["w"] - 0.1 * m, "m": m}, jax.lax.pmean(value, "batch"), value
 """
 
 
@@ -86,12 +86,13 @@ def test_a_program_is_measured_from_its_checkout(checkouts):
     facts = json.loads(file.read_text())
     for mesh in MESHES:
         assert facts["small"][mesh]["in a row"] < 2e-4 and facts["small"][mesh]["shares"][1]["data"] > 0.5
-        assert facts["small"][mesh]["outputs"] == 6  # state, next batch, and the last result
+        assert facts["small"][mesh]["outputs"] == 7  # state, next batch, and the last result
     assert set(ratios(facts["large"])) == {"free", "between"} and facts["large"]["XLA bytes"] > 0
     assert facts["large"]["seconds, batch alone"] > 0
     text = page({"perceptron": MADE_UP}, {"perceptron": facts})
     assert text.count("| perceptron |") == 2 + len(MESHES) and "`jax.pmap` is `md.parallelize`" in text
-    assert "Not measured: other" in page({"perceptron": MADE_UP, "other": MADE_UP}, {"perceptron": facts})
+    assert "Not measured" not in text
+    assert "Not measured yet: other" in page({"perceptron": MADE_UP, "other": MADE_UP}, {"perceptron": facts})
 
 
 def test_a_step_that_trains_otherwise_is_reported(checkouts, monkeypatch):
