@@ -53,5 +53,5 @@ def test_a_strategy_that_is_run_by_itself_hides_no_module():
 
 def test_the_page_names_every_strategy():
     page = PAGE.read_text()
-    assert [name for name in NAMES if f"### {name}\n" not in page] == []
+    assert [name for name in NAMES if f"## {name}\n" not in page] == []
     assert "| no |" not in page
