@@ -171,7 +171,8 @@ def xla_program(training: Training, mesh: Mesh) -> tuple[Any, list[Layout], list
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=jax.typeof(x).weak_type) for x in call.leaves]
     if training.axis is None:
         devices = device_mesh(mesh)
-        inputs = [None if dim is None else NamedSharding(devices, _spec(dim, axes)) for dim in dims]
+        free = NamedSharding(devices, PartitionSpec()) if dims == [None] * len(dims) else None  # else on one device
+        inputs = [free if dim is None else NamedSharding(devices, _spec(dim, axes)) for dim in dims]
         compiled = jax.jit(pure, in_shardings=inputs, keep_unused=True).lower(*shapes).compile()
         chosen = compiled.input_shardings[0], compiled.output_shardings
         found = [[layout_of(x, mesh) for x in jax.tree.leaves(each)] for each in chosen]

@@ -17,9 +17,12 @@ from bench.programs.adapter import Adapter, Training, commit_of
 from bench.programs.measure import MESHES, measure
 from bench.programs.nested import first_call
 from bench.programs.page import page, ratios
-from bench.programs.steps import as_published, compare_in_a_row, copied, in_a_row, on_mesh
+from bench.programs.steps import as_published, compare_in_a_row, copied, in_a_row, on_mesh, xla_program
+from bench.step import bytes_sent
 from meshdsl.api.stages import SLOW_DEVICES
+from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B
 
 AUTHORS = """
 import jax
@@ -157,6 +160,14 @@ def test_modules_of_equinox_are_trained_as_their_author_does():
     expected = in_a_row(published, training, copied(training.args))
     report = compare_in_a_row(on_mesh(training, mesh), published, training, expected)
     assert report.worst < 2e-4 and len(report.leaves) == 2 * 6 + 2  # the model twice, next batch, loss
+
+
+def test_a_step_of_which_nothing_is_split_is_replicated_by_xla():
+    training = Training(lambda x: x @ x, (jnp.eye(16),), {}, lambda args, result, seed: (result,))
+    mesh = Mesh.parse(MESHES[0])
+    compiled, *layouts = xla_program(training, mesh)
+    assert bytes_sent(compiled.as_text(), mesh) == 0
+    assert layouts == [[Layout(data=B, model=B)]] * 2
 
 
 def test_absent_checkouts_are_named_with_their_commits(tmp_path, monkeypatch, capsys):
