@@ -30,11 +30,11 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Split
 from meshdsl.pins import UserPins, replaced_inputs
 from meshdsl.pins.conflicts import merge
+from meshdsl.pins.read import is_named
 from meshdsl.trace import Call
 from meshdsl.trace.device_axes import DeviceAxis, DeviceMap, Splits, cutting, default_joint
 from meshdsl.trace.leaves import typed_leaf
 from meshdsl.trace.source import raised_at, raised_in_shard_map
-from meshdsl.util.paths import matches
 
 AxisNames = Mapping[str, tuple[str, ...]]  # mesh axes by axis name, outermost first
 _UNBOUND = re.compile(r"unbound axis name: (.+?)\.?(?:\s|$)")  # in jax's NameError
@@ -197,11 +197,7 @@ def _inputs(call: Call) -> tuple[Leaf, ...]:
 
 
 def _stated(table: Mapping[str, Layout | str], leaf: Leaf) -> list[Layout]:
-    return [
-        Layout.of(text).numbered(leaf.dims)
-        for glob, text in table.items()
-        if any(matches(glob, path) for path in leaf.paths)
-    ]
+    return [Layout.of(text).numbered(leaf.dims) for glob, text in table.items() if is_named(glob, leaf)]
 
 
 def input_layouts(inputs: Sequence[Leaf], options: Options, name: str) -> list[Layout]:

@@ -224,8 +224,9 @@ def _mesh_remedy(mesh: object) -> str:
 
 def _parse_layouts(table: object, mesh: Mesh, rows: list[str]) -> LayoutTable:
     """Return what ``layouts=`` states: globs, and strategies such as ``md.fsdp()``."""
-    strategies = table.strategies if isinstance(table, LayoutTable) else ()
-    return LayoutTable(_parse_table("layouts", table, mesh, rows), strategies)
+    if not isinstance(table, LayoutTable):
+        return LayoutTable(_parse_table("layouts", table, mesh, rows))
+    return replace(table, globs=_parse_table("layouts", table.globs, mesh, rows))
 
 
 def _parse_table(name: str, table: object, mesh: Mesh, rows: list[str]) -> dict[str, Any]:
@@ -237,6 +238,8 @@ def _parse_table(name: str, table: object, mesh: Mesh, rows: list[str]) -> dict[
         what = f"not a dict of layouts by globs; write {{'batch/*': 'data=S(0)'}}{strategy}"
         rows.append(f"{name}: {is_a(table)}, {what}")
         return {}
+    if isinstance(table, LayoutTable) and table.strategies:
+        rows.append(f"{name}: strategies such as md.fsdp() belong to parallelize(layouts=...); write layouts by globs")
     found: dict[str, Any] = {}
     for glob, layout in table.items():
         if not isinstance(glob, str):

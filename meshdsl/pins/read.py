@@ -119,7 +119,7 @@ def overridden_pins(table: Table, program: TracedProgram) -> list[str]:
     for leaf in program.inputs:
         decides: dict[str, tuple[str, Placement]] = {}
         for glob, text in table.items():
-            for axis, placed in _stated_on(text, leaf) if _names(glob, leaf) else ():
+            for axis, placed in _stated_on(text, leaf) if is_named(glob, leaf) else ():
                 before = decides.get(axis)
                 if before is not None and before[1] is not placed:
                     found.setdefault((axis, before[0], glob), []).append(leaf.path)
@@ -186,7 +186,7 @@ class _Side:
           ruled: each leaf's layout by the layout rules.
         """
         stated = {glob: pin for glob, text in table.items() if (pin := self._parse(glob, text)) is not None}
-        named = {glob: [leaf for leaf in self.leaves if _names(glob, leaf)] for glob in table}
+        named = {glob: [leaf for leaf in self.leaves if is_named(glob, leaf)] for glob in table}
         for glob, pin in stated.items():
             self._check(glob, pin, named[glob])
         self._check_matches(named)
@@ -225,7 +225,7 @@ class _Side:
 
     def _merged(self, leaf: Leaf, stated: Mapping[str, Layout], rule: Layout) -> Layout:
         named = entries(rule, leaf.dims)
-        named += [(repr(g), pin.numbered(leaf.dims)) for g, pin in stated.items() if _names(g, leaf)]
+        named += [(repr(g), pin.numbered(leaf.dims)) for g, pin in stated.items() if is_named(g, leaf)]
         if not named:
             return _FREE
         if not any(self._leaf_faults("", leaf, pin) for _, pin in named):
@@ -254,7 +254,7 @@ class _Side:
         return f"{self.table}[{glob!r}]"
 
 
-def _names(glob: str, leaf: Leaf) -> bool:
+def is_named(glob: str, leaf: Leaf) -> bool:
     """Whether the glob matches a path of the array."""
     return any(matches(glob, path) for path in leaf.paths)
 

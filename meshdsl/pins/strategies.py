@@ -26,7 +26,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Placement, S
 from meshdsl.pins.axis_rules import ACTIVATIONS, kinds
-from meshdsl.pins.read import replaced_inputs
+from meshdsl.pins.read import is_named, replaced_inputs
 from meshdsl.shardings import Stated, axes_of, pin_of
 from meshdsl.util.paths import matches, split_path
 
@@ -110,9 +110,6 @@ class LayoutTable(Mapping[str, Stated]):
     def __bool__(self) -> bool:
         return bool(self.globs or self.strategies)
 
-    def __hash__(self) -> int:
-        return hash((tuple(self.globs.items()), self.strategies))
-
     @property
     def axes(self) -> Axes:
         """The mesh axes that globs and strategies name."""
@@ -174,38 +171,42 @@ class Arrays:
     def axes(self, strategy: str, given: Axes, usual: Axes, several: bool = False) -> Axes:
         """Returns the axes of the mesh that a strategy uses: those given, or those of the usual names."""
         unknown = [axis for axis in given if axis not in self.mesh.names]
-        self.faults += [f"{strategy}: no axis {axis!r} in the mesh{nearest(axis, self.mesh.names)}" for axis in unknown]
+        self._fault(*(f"{strategy}: no axis {axis!r} in the mesh{nearest(axis, self.mesh.names)}" for axis in unknown))
         if given:
             return tuple(axis for axis in given if axis not in unknown)
         known = tuple(axis for axis in usual if axis in self.mesh.names)
         if not known and len(self.mesh.names) == 1:
             return self.mesh.names
         if not known:
-            self.faults.append(f"{strategy}: the mesh has none of the axes {', '.join(usual)}; name one, axis='...'")
+            self._fault(f"{strategy}: the mesh has none of the axes {', '.join(usual)}; name one, axis='...'")
         return known if several else known[:1]
 
     def split_batch(self, strategy: str, glob: str | None, axes: Axes) -> dict[int, Layout]:
         """Returns the batch split by rows: arrays of the batch's size, which is that of the largest of them."""
-        named = [i for i in self.batch if glob is None or any(matches(glob, p) for p in self.leaves[i].paths)]
-        if glob is not None:
-            named = [i for i, leaf in enumerate(self.leaves) if any(matches(glob, path) for path in leaf.paths)]
-            self.faults += [] if named else [f"{strategy}: batch={glob!r} matches no input"]
-        rows = {i: self.leaves[i].shape[0] for i in named if self.leaves[i].shape and not _is_key(self.leaves[i])}
+        named = self.batch if glob is None else [i for i, leaf in enumerate(self.leaves) if is_named(glob, leaf)]
+        arrays = [i for i in named if self.leaves[i].shape and not _is_key(self.leaves[i])]
+        rows = {i: self.leaves[i].shape[0] for i in arrays}
+        if not rows:
+            what = (
+                "every array is replaced by a result" if glob is None else f"batch={glob!r} matches no input with rows"
+            )
+            self._fault(f"{strategy}: {what}, so there is no batch to split; name it, batch='x/**'")
         if not rows or not axes:
             return {}
         size = rows[max(rows, key=lambda i: prod(self.leaves[i].shape))]
         left = [i for i in named if rows.get(i) != size]
-        self._note(f"{strategy}: not split, since they do not have the batch's {size} rows", left)
+        self.note(f"{strategy}: not split, since they do not have the batch's {size} rows", left)
         return {i: Layout(**dict.fromkeys(axes, S(0))) for i in named if rows.get(i) == size}
 
-    def _note(self, what: str, arrays: Sequence[int]) -> None:
+    def note(self, what: str, arrays: Sequence[int]) -> None:
+        """Adds a note that names the first few of these arrays, if there are any."""
         if arrays:
             more = f" and {len(arrays) - LISTED} more" if len(arrays) > LISTED else ""
             self.notes.append(f"{what}: {', '.join(self.leaves[i].path for i in arrays[:LISTED])}{more}")
 
-    def note(self, strategy: str, what: str, arrays: Sequence[int]) -> None:
-        """Adds a note that names the first few of these arrays, if there are any."""
-        self._note(f"{strategy}: {what}", arrays)
+    def _fault(self, *rows: str) -> None:
+        """Adds faults, each once: a strategy may ask twice for the same axes."""
+        self.faults += [row for row in rows if row not in self.faults]
 
 
 def _is_key(leaf: Leaf) -> bool:
@@ -269,8 +270,8 @@ class FullySharded(Strategy):
         dims = {i: self._dim(arrays, i, axes, before.get(i, Layout())) for i in large} if axes else {}
         shards = prod(arrays.mesh.axis(axis) for axis in axes)
         whole = [i for i, dim in dims.items() if dim is None]
-        arrays.note("fsdp", f"whole, since no dim divides into {shards}", whole)
-        arrays.note("fsdp", f"left to the planner, as they have fewer than {self.min_size} elements", small)
+        arrays.note(f"fsdp: whole, since no dim divides into {shards}", whole)
+        arrays.note(f"fsdp: left to the planner, as they have fewer than {self.min_size} elements", small)
         return found | {i: Layout(**dict.fromkeys(axes, S(dim))) for i, dim in dims.items() if dim is not None}
 
     def _dim(self, arrays: Arrays, i: int, axes: Axes, before: Layout) -> int | None:
@@ -332,7 +333,7 @@ class TensorParallel(Strategy):
         self._check_matches(arrays, wanted)
         shards = prod(arrays.mesh.axis(axis) for axis in axes)
         uneven = [i for i, dim in wanted.items() if arrays.leaves[i].shape[dim] % shards]
-        arrays.note("tensor_parallel", f"left to the planner, as they do not divide into {shards}", uneven)
+        arrays.note(f"tensor_parallel: left to the planner, as they do not divide into {shards}", uneven)
         placed: dict[int, Placement] = {i: S(dim) for i, dim in wanted.items() if i not in uneven}
         return {i: Layout(**dict.fromkeys(axes, each)) for i, each in placed.items()}
 
@@ -341,9 +342,9 @@ class TensorParallel(Strategy):
         rank = len(leaf.shape)
         if self.columns is None and self.rows is None:
             return _dim_by_name(leaf)
-        if any(matches(glob, path) for glob in self.columns or () for path in leaf.paths):
+        if any(is_named(glob, leaf) for glob in self.columns or ()):
             return rank - 1 if rank else None
-        if any(matches(glob, path) for glob in self.rows or () for path in leaf.paths):
+        if any(is_named(glob, leaf) for glob in self.rows or ()):
             return rank - 2 if rank > 1 else None
         return None
 

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
-from itertools import zip_longest
 
 from meshdsl.errors import nearest
 
@@ -23,7 +22,7 @@ Components = tuple[str, ...]
 _COMPONENT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^/'"]+|['"]""")
 _PATHS_LISTED = 8  # of more paths, errors list the first components only
 _UNQUOTED = re.compile(r"[^/*{}'\"\\\s]+")
-_WILD = re.compile(r"\*|\{[^{}]*\}")  # what stands for several texts within a component of a glob
+_WILD = re.compile(r"(\*|\{[^{}]*\})")  # what stands for several texts within a component of a glob
 
 
 def join_path(keys: Iterable[object]) -> str:
@@ -118,16 +117,16 @@ def _component(glob: str, part: str) -> bool:
 def _pattern(glob: str) -> re.Pattern[str]:
     if glob.startswith("'"):
         return re.compile(re.escape(glob))
-    texts = [re.escape(text) for text in _WILD.split(glob)]
-    wild = [_any_of(match) for match in _WILD.findall(glob)]
-    return re.compile("".join(part for pair in zip_longest(texts, wild, fillvalue="") for part in pair))
+    return re.compile("".join(map(_pattern_of_part, _WILD.split(glob))))
 
 
-def _any_of(wildcard: str) -> str:
-    """Returns the pattern of ``*``, or of ``{mu,nu}``, whose alternatives may contain stars."""
-    if wildcard == "*":
+def _pattern_of_part(part: str) -> str:
+    """Returns the pattern of ``*``, of ``{mu,nu}``, whose alternatives may contain stars, or of other text."""
+    if part == "*":
         return ".*"
-    choices = (".*".join(map(re.escape, choice.strip().split("*"))) for choice in wildcard[1:-1].split(","))
+    if not _WILD.fullmatch(part):
+        return re.escape(part)
+    choices = (".*".join(map(re.escape, choice.strip().split("*"))) for choice in part[1:-1].split(","))
     return f"(?:{'|'.join(choices)})"
 
 

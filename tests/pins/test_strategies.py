@@ -143,6 +143,30 @@ def test_a_strategy_that_does_not_fit_is_an_error(layouts, mesh, text):
     assert text in str(error.value)
 
 
+def test_a_step_without_a_batch_is_an_error():
+    def decay(w):
+        return w * 0.9
+
+    with pytest.raises(md.PinError, match="data_parallel: every array is replaced by a result, so there is no batch"):
+        planned(md.data_parallel(), "data=4", (values(8, 8),), decay)
+
+
+def test_an_axis_that_the_mesh_lacks_is_said_once():
+    with pytest.raises(md.PinError) as error:
+        planned(md.fsdp(axis=("data", "typo")), "data=8")
+    assert str(error.value).count("no axis 'typo'") == 1
+
+
+def test_strategies_are_refused_where_they_would_do_nothing():
+    text = "strategies such as md.fsdp() belong to parallelize(layouts=...); write layouts by globs"
+    with pytest.raises(md.ArgumentError) as error:
+        md.parallelize(step, "data=8", outputs=md.fsdp())
+    assert f"outputs: {text}" in str(error.value)
+    with pytest.raises(md.ArgumentError) as error:
+        md.parallelize(step, "data=8").with_pins(md.fsdp())
+    assert f"layouts: {text}" in str(error.value)
+
+
 def test_projections_without_usual_names_have_to_be_named():
     def plain(w, x):
         return {"first": w["first"] - x.mean()}
