@@ -2,9 +2,9 @@
 
     python -m bench.programs --checkouts FOLDER        or        make zoo CHECKOUTS=FOLDER
 
-Nothing of theirs lies here. ``adapter`` says what an adapter is; each module named in ``REGISTRY`` holds the adapters
-of one kind of program; ``steps`` runs a step, ``measure`` measures one program, ``page`` writes
-docs/evidence/programs.md.
+No code of theirs is in this repository. ``adapter`` says what an adapter is; each module named in ``REGISTRY`` holds
+the adapters of one kind of program; ``nested`` finds a step that a training function defines inside itself; ``steps``
+runs a step, ``measure`` measures one program, ``page`` writes docs/evidence/programs.md.
 """
 
 from importlib import import_module

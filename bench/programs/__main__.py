@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in REGISTRY]
     if unknown:
-        parser.error(f"no program {unknown[0]!r}, but {', '.join(REGISTRY)}")
+        parser.error(f"no program {unknown[0]!r}; known: {', '.join(REGISTRY)}")
     known = adapters()
     names = options.names or list(REGISTRY)
     if options.checkouts is None:
@@ -52,7 +52,7 @@ def main() -> None:
             continue
         commit = commit_of(checkout)
         if commit not in (None, known[name].commit):
-            print(f"{name}: {checkout} is at {commit}, not {known[name].commit}, which was read", flush=True)
+            print(f"{name}: {checkout} is at {commit}; its adapter was written for {known[name].commit}", flush=True)
         for part in (options.part,) if options.part else PARTS:
             _in_new_process(name, part, options)
     files = {name: options.results / f"{name}.json" for name in REGISTRY}

@@ -46,7 +46,7 @@ class Adapter:
     Args:
       what: the program in a few words, for the page.
       repository: on GitHub.
-      commit: the one that was read.
+      commit: for which the adapter was written.
       build: from ``"small"`` or ``"large"`` to the step.
       large: the published size, for the page.
       changed: lines of the program that change, one sentence each.

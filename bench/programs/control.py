@@ -11,11 +11,11 @@ import numpy as np
 
 from bench.programs.adapter import Adapter, Training
 
-AGED_TFP = "`jax.interpreters.xla.pytype_aval_mappings` is given to TensorFlow Probability 0.25"
+AGED_TFP = "`jax.interpreters.xla.pytype_aval_mappings` is restored for TensorFlow Probability 0.25"
 
 
 def _name_for_probability() -> None:
-    """Names again what the last release of TensorFlow Probability expects of jax."""
+    """Restores the name that the last release of TensorFlow Probability expects of jax."""
     from jax._src import core
     from jax.interpreters import xla
 
@@ -89,7 +89,7 @@ PPO = Adapter(
     "31756b197773a52db763fdbe6d635e4b46522a73",
     _ppo,
     "2048 environments, 128 steps, 100 updates",
-    changed=("`jax.jit` is `md.parallelize`",),
+    changed=("`jax.jit` becomes `md.parallelize`",),
     aged=(AGED_TFP,),
     folders=("purejaxrl",),
     stubs=("brax", "matplotlib", "navix", "seaborn"),
@@ -101,13 +101,13 @@ SAC = Adapter(
     "4a9abaff1c915b00ca73d35a30faf16b165e52ec",
     _sac,
     "65,536 transitions of 376 + 17 numbers, 2 layers of 1024",
-    changed=("`jax.jit` is `md.parallelize`",),
+    changed=("`jax.jit` becomes `md.parallelize`",),
     aged=(
         AGED_TFP,
-        "`jax.tree_multimap` is `jax.tree.map`",
-        "`jax.util.cache()` is `functools.cache`",
-        "`jnp.DeviceArray` is `jax.Array`",
-        "flax returns frozen parameters again",
+        "`jax.tree_multimap` becomes `jax.tree.map`",
+        "`jax.util.cache()` becomes `functools.cache`",
+        "`jnp.DeviceArray` becomes `jax.Array`",
+        "flax returns frozen parameters again (`flax_return_frozendict`)",
     ),
     stubs=("d4rl", "dm_control", "dm_env", "gdown", "gym", "matplotlib", "tqdm"),
 )

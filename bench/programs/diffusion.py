@@ -11,7 +11,7 @@ import optax
 from bench.programs.adapter import Adapter, Training
 from bench.programs.images import PMAP
 
-TREE_MAP = "`jax.tree_map` is `jax.tree.map`"
+TREE_MAP = "`jax.tree_map` becomes `jax.tree.map`"
 
 
 def _dit(size: str) -> Training:

@@ -48,16 +48,12 @@ def _gemma(size: str) -> Training:
         metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy())
         return model, nnx.Optimizer(model, tx=optimizer, wrt=nnx.Param), rngs, metrics
 
-    def arranged(made: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-        model, state, rngs, metrics = made
-        return model, state, rngs, batch(seed), metrics
-
     def next_args(args: tuple[Any, ...], _: Any, seed: int) -> tuple[Any, ...]:
         return (*args[:3], batch(seed), args[4])
 
     step = partial(train.nnx_train_step, label_smoothing=0.0, pad_id=0, with_capture=config.sow_config is not None)
-    first = arranged(objects() if small else nnx.eval_shape(objects), 0)
-    return Training(step, first, {"batch/*": 0}, next_args)
+    model, state, rngs, metrics = objects() if small else nnx.eval_shape(objects)
+    return Training(step, (model, state, rngs, batch(0), metrics), {"batch/*": 0}, next_args)
 
 
 GEMMA = Adapter(
@@ -66,7 +62,7 @@ GEMMA = Adapter(
     "18f8f311c275d57f46d95e41b15aa97b454754c0",
     _gemma,
     "Gemma 3 1B, 256 rows of 128 words",
-    changed=("`nnx.jit` is `md.parallelize`", "`shd_config` is left out", "`jax.set_mesh` is left out"),
+    changed=("`nnx.jit` becomes `md.parallelize`", "`shd_config` is left out", "`jax.set_mesh` is left out"),
     folders=("examples/gemma",),
     stubs=("clu", "grain", "sentencepiece", "tensorflow", "tensorflow_datasets", "input_pipeline", "tokenizer"),
 )

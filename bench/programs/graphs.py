@@ -79,7 +79,11 @@ MOLECULES = Adapter(
     "51f5990104f7374492f8f3ea1cbc47feb411c69c",
     _molecules,
     "512 graphs, 16,384 nodes, 32,768 edges per device",
-    changed=("`jax.pmap` is `md.parallelize`", "parameters are not replicated", "batches are not stacked by device"),
-    aged=("`jax.tree_map` is `jax.tree.map`", "`jax.tree_structure` is `jax.tree.structure`"),
+    changed=(
+        "`jax.pmap` becomes `md.parallelize`",
+        "parameters are not replicated",
+        "batches are not stacked by device",
+    ),
+    aged=("`jax.tree_map` becomes `jax.tree.map`", "`jax.tree_structure` becomes `jax.tree.structure`"),
     stubs=("pandas",),
 )

@@ -10,7 +10,7 @@ import optax
 
 from bench.programs.adapter import Adapter, Training
 
-PMAP = ("`jax.pmap` is `md.parallelize`", "state is not replicated", "batches are not reshaped to devices")
+PMAP = ("`jax.pmap` becomes `md.parallelize`", "state is not replicated", "batches are not reshaped to devices")
 
 
 def _imagenet(scaled: bool, size: str) -> Training:

@@ -49,7 +49,10 @@ S4 = Adapter(
     "f19e2464990f0c07943bb922894d6f2af65c9bd9",
     _s4,
     "6 layers of 512, 64 states, 64 sequences of 4096",
-    changed=("`jax.jit` is `md.parallelize`",),
-    aged=("`jax.tree_leaves` is `jax.tree.leaves`", "flax returns frozen parameters again"),
+    changed=("`jax.jit` becomes `md.parallelize`",),
+    aged=(
+        "`jax.tree_leaves` becomes `jax.tree.leaves`",
+        "flax returns frozen parameters again (`flax_return_frozendict`)",
+    ),
     stubs=("celluloid", "hydra", "matplotlib", "omegaconf", "s4.data", "seaborn", "torch", "tqdm", "wandb"),
 )

@@ -68,6 +68,6 @@ CONFORMER = Adapter(
     "2c90454fc05d5bdf3598b0c7651e611f132a7060",
     _conformer,
     "AlgoPerf's Conformer, 256 recordings of 20 s",
-    changed=("`jax.jit` with `in_shardings` and `out_shardings` is `md.parallelize` with the batch's pin",),
+    changed=("`jax.jit` with `in_shardings` and `out_shardings` becomes `md.parallelize` with the batch's pin",),
     stubs=("clu", "torch", "tensorflow", "tensorflow_text", "algoperf._version"),
 )

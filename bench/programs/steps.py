@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bench.programs.adapter import Training
-from bench.zoo.peer import layout_of
+from bench.zoo.peer import chosen_layouts
 from meshdsl.api import Sharded, parallelize
 from meshdsl.api.axis_names import inner_of_pmap
 from meshdsl.layouts.layout import Layout
@@ -171,12 +171,11 @@ def xla_program(training: Training, mesh: Mesh) -> tuple[Any, list[Layout], list
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=jax.typeof(x).weak_type) for x in call.leaves]
     if training.axis is None:
         devices = device_mesh(mesh)
-        free = NamedSharding(devices, PartitionSpec()) if dims == [None] * len(dims) else None  # else on one device
-        inputs = [free if dim is None else NamedSharding(devices, _spec(dim, axes)) for dim in dims]
+        # without a sharding on the mesh, XLA compiles for one device
+        unsplit = NamedSharding(devices, PartitionSpec()) if dims == [None] * len(dims) else None
+        inputs = [unsplit if dim is None else NamedSharding(devices, _spec(dim, axes)) for dim in dims]
         compiled = jax.jit(pure, in_shardings=inputs, keep_unused=True).lower(*shapes).compile()
-        chosen = compiled.input_shardings[0], compiled.output_shardings
-        found = [[layout_of(x, mesh) for x in jax.tree.leaves(each)] for each in chosen]
-        return compiled, *found
+        return compiled, *chosen_layouts(compiled, mesh)
     devices = jax.sharding.Mesh(device_mesh(mesh).devices.reshape(-1, mesh.axis(FREE)), (training.axis, FREE))
     specs = [PartitionSpec() if dim is None else _spec(dim, (training.axis,)) for dim in dims]
     mapped = jax.shard_map(pure, mesh=devices, in_specs=tuple(specs), out_specs=PartitionSpec(), check_vma=False)

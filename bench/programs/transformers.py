@@ -95,10 +95,8 @@ def _equinox_gpt(size: str) -> Training:
 
     rows, config = 64, dict(GPT_CONFIG["small"])
     if size == "small":
-        rows, config = (
-            16,
-            config | {"vocab_size": 128, "context_length": 32, "emb_dim": 64, "n_heads": 2, "n_layers": 2},
-        )
+        rows = 16
+        config |= {"vocab_size": 128, "context_length": 32, "emb_dim": 64, "n_heads": 2, "n_layers": 2}
 
     class Batches(list[Any]):
         batch_size = rows
@@ -129,7 +127,7 @@ HAIKU_LM = Adapter(
     "30b2cb5ce29ea13fc75087146658ec158c007c0a",
     _haiku_lm,
     "6 layers of 1024, 64 texts of 1024 tokens",
-    changed=("`jax.jit` is `md.parallelize`",),
+    changed=("`jax.jit` becomes `md.parallelize`",),
     stubs=("tensorflow", "tensorflow_datasets", "tensorflow_text"),
 )
 
@@ -139,8 +137,8 @@ NANOGPT = Adapter(
     "24fd60f987a946915e43c0000195bd73ddc34271",
     _nanogpt,
     "GPT-2 (124M), 128 texts of 1024 tokens",
-    changed=("`jax.jit` is `md.parallelize`",),
-    aged=("`x.split(3)` is `jnp.split(x, 3)`", "flax returns frozen parameters again"),
+    changed=("`jax.jit` becomes `md.parallelize`",),
+    aged=("`x.split(3)` becomes `jnp.split(x, 3)`", "flax returns frozen parameters again (`flax_return_frozendict`)"),
     stubs=("orbax.checkpoint", "tiktoken"),
 )
 
@@ -150,6 +148,6 @@ EQUINOX_GPT = Adapter(
     "65864e45089ec9cee031a22f0a26bfbf0065fe45",
     _equinox_gpt,
     "GPT-2 (124M), 64 texts of 256 tokens",
-    changed=("`eqx.filter_jit` is `md.parallelize`",),
+    changed=("`eqx.filter_jit` becomes `md.parallelize`",),
     stubs=("matplotlib", "tiktoken", "torch"),
 )

@@ -167,14 +167,14 @@ def _machines(found: Mapping[str, Facts]) -> str:
 
 
 def _ratio(facts: Facts) -> float | None:
-    return _quotient(facts, "bytes", "XLA bytes")
+    return quotient(facts, "bytes", "XLA bytes")
 
 
 def _own_ratio(facts: Facts) -> float | None:
-    return _quotient(facts, "bytes, XLA's layouts", "XLA bytes, own layouts")
+    return quotient(facts, "bytes, XLA's layouts", "XLA bytes, own layouts")
 
 
-def _quotient(facts: Facts, ours: str, peer: str) -> float | None:
+def quotient(facts: Facts, ours: str, peer: str) -> float | None:
     """Returns our bytes over the peer's; 1 if neither sends any, None if one is unknown."""
     if ours not in facts or peer not in facts:
         return None

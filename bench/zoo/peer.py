@@ -27,12 +27,16 @@ def xla_layouts(program: Program, mesh: Mesh, dim: int) -> tuple[Any, list[Layou
     batch = NamedSharding(device_mesh(mesh), PartitionSpec(*(None,) * dim, mesh.names[0]))
     free = (None,) * (len(program.args) - 1)
     compiled = jax.jit(program.step, in_shardings=(*free, batch), keep_unused=True).lower(*program.args).compile()
-    chosen = compiled.input_shardings[0], compiled.output_shardings
-    inputs, outputs = ([layout_of(x, mesh) for x in jax.tree.leaves(each)] for each in chosen)
-    return compiled, inputs, outputs
+    return compiled, *chosen_layouts(compiled, mesh)
 
 
-def layout_of(sharding: NamedSharding, mesh: Mesh) -> Layout:
+def chosen_layouts(compiled: Any, mesh: Mesh) -> tuple[list[Layout], list[Layout]]:
+    """Returns the layouts of inputs and outputs that XLA chose in a compiled step."""
+    inputs, outputs = (jax.tree.leaves(each) for each in (compiled.input_shardings[0], compiled.output_shardings))
+    return [_layout(x, mesh) for x in inputs], [_layout(x, mesh) for x in outputs]
+
+
+def _layout(sharding: NamedSharding, mesh: Mesh) -> Layout:
     """Returns the layout of a sharding, with every mesh axis explicit."""
     entries = ((entry,) if isinstance(entry, str) else entry or () for entry in sharding.spec)
     split = {axis: S(d) for d, axes in enumerate(entries) for axis in axes}

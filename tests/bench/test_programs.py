@@ -67,7 +67,7 @@ def build(size):
 
 MADE_UP = Adapter(
     *("a perceptron", "someone/perceptron", "0" * 40, build, "16 rows"),
-    changed=("`jax.pmap` is `md.parallelize`",),
+    changed=("`jax.pmap` becomes `md.parallelize`",),
     folders=("source",),
     stubs=("tensorflow_datasets", "clu"),
 )
@@ -93,7 +93,7 @@ def test_a_program_is_measured_from_its_checkout(checkouts):
     assert set(ratios(facts["large"])) == {"free", "between"} and facts["large"]["XLA bytes"] > 0
     assert facts["large"]["seconds, batch alone"] > 0
     text = page({"perceptron": MADE_UP}, {"perceptron": facts})
-    assert text.count("| perceptron |") == 2 + len(MESHES) and "`jax.pmap` is `md.parallelize`" in text
+    assert text.count("| perceptron |") == 2 + len(MESHES) and "`jax.pmap` becomes `md.parallelize`" in text
     assert "Not measured" not in text
     assert "Not measured yet: other" in page({"perceptron": MADE_UP, "other": MADE_UP}, {"perceptron": facts})
 
@@ -113,7 +113,8 @@ def test_a_step_that_trains_otherwise_is_reported(checkouts, monkeypatch):
     measure(replace(MADE_UP, build=other), "small", checkout, file)
     facts = json.loads(file.read_text())
     assert "differ from the unsharded step" in facts["small"][MESHES[0]]["error"]
-    assert "**" in page({"perceptron": MADE_UP}, {"perceptron": facts})
+    first_line = facts["small"][MESHES[0]]["error"].splitlines()[0]
+    assert f"| **{first_line}** |" in page({"perceptron": MADE_UP}, {"perceptron": facts})
 
 
 def test_a_page_says_what_bytes_above_the_limit_buy():
@@ -178,7 +179,10 @@ def test_absent_checkouts_are_named_with_their_commits(tmp_path, monkeypatch, ca
     assert "google/flax at 18f8f311c275" in said and said.count("\n") == 1
     monkeypatch.setattr(sys, "argv", [*sys.argv, "imagenet", "--checkouts", str(tmp_path)])
     main()
-    assert "imagenet: no checkout" in capsys.readouterr().out and "imagenet" in (tmp_path / "page.md").read_text()
+    assert (
+        "imagenet: no checkout" in capsys.readouterr().out
+        and "Not measured yet: imagenet," in (tmp_path / "page.md").read_text()
+    )
 
 
 def test_a_checkout_says_its_commit(checkouts):

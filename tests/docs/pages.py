@@ -18,15 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
-RUN = (
-    "start",
-    "concepts",
-    "howto",
-    "coming_from",
-    "frameworks",
-    "run",
-    "reference",
-)  # folders whose pages are programs
+# folders whose pages are programs
+RUN = ("start", "concepts", "howto", "coming_from", "frameworks", "run", "reference")
 
 
 def pages():
