@@ -12,6 +12,7 @@ import pytest
 
 from meshdsl.api import parallelize
 from meshdsl.layouts import Mesh
+from meshdsl.util.text import bytes_text, seconds_text
 
 ROOT = Path(__file__).parent.parent.parent
 PLAIN, NAMED = ("mlp", "gpt", "digits"), ("vit", "dlrm", "movies", "moe")
@@ -23,7 +24,7 @@ SIZES = "2048, 256, 1024, 8, 6, 64, 32, "  # of the GPT: vocabulary, embed, wide
 
 def test_every_example_is_short_and_tested():
     files = list((ROOT / "examples").glob("*.py"))
-    assert sorted(f.stem for f in files) == sorted(PLAIN + NAMED)
+    assert sorted(f.stem for f in files) == sorted((*PLAIN, *NAMED, "llama"))
     assert all(len(f.read_text().splitlines()) < 80 for f in files)
 
 
@@ -50,6 +51,14 @@ def test_the_demo_in_small(small_gpt, tmp_path):
         p.name for p in (tmp_path / "run").iterdir()
     }
     assert "resumed after step 21" in _python(*command, "data=2,model=2", "--steps", "22")
+
+
+def test_llama_on_64_tpus_has_the_figures_of_the_readme():
+    program = runpy.run_path(str(ROOT / "examples" / "llama.py"))["program"]
+    plan = parallelize(program.step, Mesh.parse("data=64", "tpu-v5p"), rules=program.rules).plan(*program.args)
+    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("pipe=1,data=64,"))
+    shown = [seconds_text(plan.seconds), f"{plan.gap:.1%}", bytes_text(plan.bytes), bytes_text(plan.memory)]
+    assert re.split(r"  +", row)[1:] == shown
 
 
 @pytest.mark.parametrize("name, mesh", PLANNED)
