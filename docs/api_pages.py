@@ -170,7 +170,8 @@ def markdown(node: ast.ClassDef | ast.FunctionDef) -> str:
             if field and field[1] != "Example":
                 out += [f"**{field[1]}**", "", bullets(body), ""]
             else:
-                out += [*(["**Example**", ""] if field else []), f"```text\n{dedented(body)}\n```", ""]
+                language = "pycon" if body.lstrip().startswith(">>>") else "text"
+                out += [*(["**Example**", ""] if field else []), f"```{language}\n{dedented(body)}\n```", ""]
             i = end
         else:
             out.append(prose(line))

@@ -30,7 +30,14 @@ class Placement:
 
 
 class Split(Placement):
-    """``S(dim)``: blocks of one dim, one block per device of the axis."""
+    """``S(dim)``: blocks of one dim, one block per device of the axis.
+
+    Example:
+      >>> md.Layout(data=md.S(0), model=md.B)
+      Layout(data=S(0), model=B)
+      >>> md.S("embed") == md.Layout.parse("data=S(embed)").on("data")
+      True
+    """
 
     __slots__ = ("dim",)
     _known: ClassVar[dict[int | str, "Split"]] = {}
@@ -67,7 +74,12 @@ def _is_dim(dim: Any) -> bool:
 
 
 class Broadcast(Placement):
-    """``B``: the whole value on every device of the axis."""
+    """``B``: the whole value on every device of the axis.
+
+    Example:
+      >>> md.Layout.parse("data=B").on("data") is md.B
+      True
+    """
 
     __slots__ = ()
 
@@ -79,7 +91,12 @@ class Broadcast(Placement):
 
 
 class Partial(Placement):
-    """``P``: the value is the reduction of the devices' values; ``P("max")`` calls choose another."""
+    """``P``: the value is the reduction of the devices' values; ``P("max")`` calls choose another.
+
+    Example:
+      >>> md.P, md.P("max")
+      (P, P("max"))
+    """
 
     __slots__ = ("reduction",)
     _known: ClassVar[dict[str, "Partial"]] = {}

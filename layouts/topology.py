@@ -108,6 +108,12 @@ class Topology:
       backend: XLA's, which compiles for the devices: ``tpu`` keeps less in memory than others (see
         ``meshdsl.planner.liveness.aliasing``), which are not told apart.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
+
+    Example:
+      >>> import dataclasses
+      >>> mine = dataclasses.replace(md.topology("dgx-h100"), name="half", memory=4e10)
+      >>> md.Mesh(data=8, topology=mine).topology.memory
+      40000000000.0
     """
 
     name: str
@@ -205,6 +211,10 @@ def topology(name: str) -> Topology:
 
     Raises:
       MeshDSLError: with the nearest name if there is none.
+
+    Example:
+      >>> md.topology("tpu-v5e").memory
+      16000000000.0
     """
     known = preset_names()
     if name not in known:

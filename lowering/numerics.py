@@ -84,6 +84,11 @@ class CheckReport:
     Args:
       divided: per mesh axis of several devices, the part of the compute that it divides.
       undivided: paths of the leaves that nothing divided or communicated leads to; they agree under any plan.
+
+    Example:
+      >>> report = md.parallelize(lambda x: jnp.sum(x * x), "data=8", md.data_parallel()).check(jnp.ones((64, 8)))
+      >>> report.ok, report.worst < 1e-6
+      (True, True)
     """
 
     leaves: tuple[LeafError, ...]

@@ -74,6 +74,11 @@ class VerifyReport:
     Args:
       held: memory and FLOPs; None where only texts were compared.
       target: the devices and compiler of an ahead-of-time target, if any.
+
+    Example:
+      >>> report = md.parallelize(lambda x: jnp.sum(x * x), "data=8", md.data_parallel()).verify(jnp.ones((64, 8)))
+      >>> report.equal
+      True
     """
 
     lines: tuple[VerifyLine, ...]

@@ -15,67 +15,212 @@ from difflib import get_close_matches
 
 
 class MeshDSLError(Exception):
-    """Base class of all exceptions of meshdsl."""
+    """Base class of all exceptions of meshdsl.
+
+    Example:
+      >>> try:
+      ...     md.topology("dgx-h200")
+      ... except md.MeshDSLError as error:
+      ...     print(error)
+      no topology 'dgx-h200'; did you mean 'dgx-h100'?
+    """
 
 
 class NotationError(MeshDSLError):
-    """A text that is not a mesh, placement, layout or list of dims; the message marks the place with a caret."""
+    """A text that is not a mesh, placement, layout or list of dims; the message marks the place with a caret.
+
+    Example:
+      >>> try:
+      ...     md.Layout.parse("data=R")
+      ... except md.NotationError as error:
+      ...     print(error)
+      a placement is S(dim), B, P, P(max) or P(min), not 'R'
+        data=R
+             ^
+    """
 
 
 class LayoutError(MeshDSLError):
-    """A layout that does not fit its tensor or its mesh, or an input that a plan does not have."""
+    """A layout that does not fit its tensor or its mesh, or an input that a plan does not have.
+
+    Example:
+      >>> try:
+      ...     md.parallelize(jnp.sin, "data=8").plan(jnp.ones(8)).layout("y")
+      ... except md.LayoutError as error:
+      ...     print(error)
+      no input 'y' in the plan; known: x
+    """
 
 
 class PinError(MeshDSLError):
-    """Pins that match no array, contradict each other or cannot be met."""
+    """Pins that match no array, contradict each other or cannot be met.
+
+    Example:
+      >>> try:
+      ...     md.parallelize(jnp.sin, "data=8", {"y": "data=S(0)"}).plan(jnp.ones(8))
+      ... except md.PinError as error:
+      ...     print(error)
+      the pins of sin do not fit, on mesh data=8:
+        layouts['y']: matches no input; known: x
+      arguments: x; '*' is one path component, '**' any number
+    """
 
 
 class ArgumentError(MeshDSLError):
-    """Invalid arguments of a function of meshdsl."""
+    """Invalid arguments of a function of meshdsl.
+
+    Example:
+      >>> try:
+      ...     md.parallelize(jnp.sin, "data=8", memory="8GBs")
+      ... except md.ArgumentError as error:
+      ...     print(error)
+      invalid arguments of parallelize(sin, ...):
+        memory='8GBs' is not a size; write bytes, or text like '60GiB' or '500MB'
+    """
 
 
 class DimError(MeshDSLError):
-    """Named dims that a tensor lacks, has twice or has with another size."""
+    """Named dims that a tensor lacks, has twice or has with another size.
+
+    Example:
+      >>> try:
+      ...     md.dims("embed=512")["embd"]
+      ... except md.DimError as error:
+      ...     print(str(error).splitlines()[0])
+      no dim 'embd' in [embed=512]; did you mean 'embed'?
+    """
 
 
 class TraceError(MeshDSLError):
-    """A step that cannot be traced, or arguments that it cannot be called with."""
+    """A step that cannot be traced, or arguments that it cannot be called with.
+
+    Example:
+      >>> try:
+      ...     md.parallelize(jnp.sin, "data=8").plan("text")
+      ... except md.TraceError as error:
+      ...     print(error)
+      sin cannot be traced:
+        x: 'text' is a str, not an array
+      pass values that are not arrays through static_argnames
+    """
 
 
 class RuleError(MeshDSLError):
-    """A sharding rule that cannot be parsed, does not fit its operands, or does not hold."""
+    """A sharding rule that cannot be parsed, does not fit its operands, or does not hold.
+
+    Example:
+      >>> try:
+      ...     md.rule("a b -> c")(jnp.tanh)
+      ... except md.RuleError as error:
+      ...     print(error)
+      'a b -> c' is not a rule:
+        c is in a result, but in no operand; write _ if it cannot be split
+      a rule reads 'b m k, b k n -> b m n'
+    """
 
 
 class ScheduleError(MeshDSLError):
-    """A pipeline schedule that is unknown or cannot run."""
+    """A pipeline schedule that is unknown or cannot run.
+
+    Example:
+      >>> try:
+      ...     md.make_schedule("zb-q", ranks=2, microbatches=2)
+      ... except md.ScheduleError as error:
+      ...     print(error)
+      no schedule 'zb-q'; did you mean 'zb-v'?
+    """
 
 
 class PipelineError(MeshDSLError):
-    """A step that cannot be split into microbatches or pipeline stages."""
+    """A step that cannot be split into microbatches or pipeline stages.
+
+    Example:
+      >>> try:
+      ...     md.parallelize(jnp.sin, "data=8", pipeline=md.Pipeline(4)).plan(jnp.ones(8))
+      ... except md.PipelineError as error:
+      ...     print(error)
+      microbatches=4 of sin:
+        every argument is replaced by a result: name the batch with Pipeline(batch=...)
+    """
 
 
 class MemoryLimitError(MeshDSLError):
-    """No plan within the memory limit was found."""
+    """No plan within the memory limit was found.
+
+    Example:
+      >>> try:
+      ...     md.parallelize(jnp.sin, "data=8", memory="1B").plan(jnp.ones(8))
+      ... except md.MemoryLimitError as error:
+      ...     print(error)
+      no plan fits memory=1 B per device; the least possible is 8 B at sin (?), held by:
+        4 B: x
+        4 B: sin at ?
+      infeasible: the arguments alone need 4 B per device, even fully sharded under their pins
+      use more devices, a smaller batch, jax.checkpoint, or raise memory=
+    """
 
 
 class DeviceError(MeshDSLError):
-    """The available devices do not match the mesh or the target."""
+    """The available devices do not match the mesh or the target.
+
+    Example:
+      >>> try:
+      ...     md.parallelize(jnp.sin, "data=99")(jnp.ones(99))
+      ... except md.DeviceError as error:
+      ...     print(error)
+      mesh data=99 needs 99 devices, and there are 8 (cpu)
+      To try it on one CPU, set this before anything runs: jax.config.update('jax_num_cpu_devices', 99)
+    """
 
 
 class PlanFileError(MeshDSLError):
-    """A plan file that is damaged, or belongs to another version, program, mesh or arguments."""
+    """A plan file that is damaged, or belongs to another version, program, mesh or arguments.
+
+    Example:
+      >>> try:
+      ...     md.load_plan("absent.json")
+      ... except md.PlanFileError as error:
+      ...     print(error)
+      cannot read the plan file 'absent.json': No such file or directory
+    """
 
 
 class VerifyError(MeshDSLError):
-    """A compiled program whose communication differs from the plan."""
+    """A compiled program whose communication differs from the plan.
+
+    Example:
+      >>> try:
+      ...     sharded.verify(*args)
+      ... except md.VerifyError as error:
+      ...     print(error)
+    """
 
 
 class CheckError(MeshDSLError):
-    """Results of the sharded step that differ from those of the unsharded step."""
+    """Results of the sharded step that differ from those of the unsharded step.
+
+    Example:
+      >>> try:
+      ...     md.parallelize(lambda x: None, "data=8").check(jnp.ones(8))
+      ... except md.CheckError as error:
+      ...     print(error)
+      step returns no arrays, so there is nothing to compare
+      return what the step computes
+    """
 
 
 class BudgetError(MeshDSLError, AssertionError):
-    """A plan or program that communicates more than a test allows; also an AssertionError."""
+    """A plan or program that communicates more than a test allows; also an AssertionError.
+
+    Example:
+      >>> plan = md.parallelize(jnp.sum, "data=8", md.data_parallel()).plan(jnp.ones(8))
+      >>> try:
+      ...     plan.assert_at_most(bytes=0)
+      ... except md.BudgetError as error:
+      ...     print(error)
+      the plan of sum on data=8 exceeds its budget:
+        bytes: 7 per device and step, at most 0 allowed
+    """
 
 
 def is_a(x: object) -> str:

@@ -42,6 +42,14 @@ class Explanation:
       input: the input, with its layout in ``plan``.
       plan: the plan that is explained.
       alternatives: every layout of the input with its best plan; empty without a program to plan.
+
+    Example:
+      >>> def step(w, batch):
+      ...     return w - 0.1 * jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w)
+      >>> w, batch = jnp.ones((64, 32)), jnp.ones((512, 64))
+      >>> why = md.parallelize(step, "data=8", md.data_parallel()).explain("w", w, batch)
+      >>> sorted(str(each.layout) for each in why.alternatives)
+      ['data=B', 'data=S(0)', 'data=S(1)']
     """
 
     input: Array

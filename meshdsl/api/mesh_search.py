@@ -306,6 +306,11 @@ class Search:
     """All candidates, the fastest first; those without a plan follow, pruned ones before faulty ones.
 
     ``print`` shows the plans in one table, and the reasons why others have none in a second one.
+
+    Example:
+      >>> found = md.search(lambda x: jnp.sin(x).sum(), jnp.ones((64, 64)), devices=4, axes=("data", "model"))
+      >>> sorted(str(each.mesh) for each in found.candidates)
+      ['data=1,model=4', 'data=2,model=2', 'data=4,model=1']
     """
 
     candidates: tuple[Candidate, ...]
@@ -393,6 +398,14 @@ def search(
 
     Raises:
       ArgumentError: lists all arguments that are not of these kinds.
+
+    Example:
+      >>> def step(w, batch):
+      ...     return w - 0.1 * jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w)
+      >>> w, batch = jnp.ones((64, 32)), jnp.ones((512, 64))
+      >>> found = md.search(step, w, batch, devices=8, layouts=md.data_parallel(), axes=("data", "model"))
+      >>> len(found.candidates), found.best.plan.mesh.size
+      (4, 8)
     """
     _check_arguments(devices, axes, microbatches, schedules, chunks, recompute, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)

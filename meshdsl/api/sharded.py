@@ -154,6 +154,16 @@ class Sharded(Generic[Params, Result]):
     The methods take arguments like those of the step: a call takes arrays, the others take arrays or
     ``jax.ShapeDtypeStruct`` in any pytree. What a call is planned, lowered and compiled into is kept for all calls of
     its kind (equal trees, shapes, dtypes, static arguments and settings of jax).
+
+    Example:
+      >>> def step(w, batch):
+      ...     return w - 0.1 * jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w)
+      >>> w, batch = jnp.ones((64, 32)), jnp.ones((512, 64))
+      >>> sharded = md.parallelize(step, "data=8", md.data_parallel())
+      >>> sharded.plan(w, batch).layout("batch")
+      Layout(data=S(0))
+      >>> sharded(w, batch).shape
+      (64, 32)
     """
 
     def __init__(self, step: Callable[Params, Result], options: Options) -> None:

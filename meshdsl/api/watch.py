@@ -51,6 +51,14 @@ class Watch:
 
     Args:
       mesh: names the axes that collectives run over; without one, only collectives over all devices have an axis.
+
+    Example:
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> rows = jax.device_put(jnp.ones((64, 8)), jax.NamedSharding(mesh, jax.P("data")))
+      >>> with md.watch(mesh) as comm:
+      ...     total = jax.jit(lambda x: x.sum())(rows)
+      >>> comm.counts
+      {'all-reduce': 1}
     """
 
     def __init__(self, mesh: Mesh | None = None) -> None:

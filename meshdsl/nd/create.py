@@ -22,19 +22,34 @@ from meshdsl.nd.named_dims import DimsLike, read_dims
 
 
 def normal(key: Any, dims: DimsLike, std: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
-    """Return normally distributed values with mean 0: ``md.normal(key, "vocab=50257 embed=768", std=0.02)``."""
+    """Return normally distributed values with mean 0: ``md.normal(key, "vocab=50257 embed=768", std=0.02)``.
+
+    Example:
+      >>> md.normal(jax.random.key(0), "vocab=50257 embed=768", std=0.02).shape
+      dims('vocab=50257 embed=768')
+    """
     made = read_dims(dims)
     return wrap(_scaled(jax.random.normal(_key(key), made.sizes, dtype), std), made.names)
 
 
 def truncated_normal(key: Any, dims: DimsLike, std: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
-    """Return values of a normal distribution truncated at two standard deviations, then scaled by ``std``."""
+    """Return values of a normal distribution truncated at two standard deviations, then scaled by ``std``.
+
+    Example:
+      >>> md.max(md.truncated_normal(jax.random.key(0), "embed=512", std=0.1)) < 0.21
+      Array(True, dtype=bool)
+    """
     made = read_dims(dims)
     return wrap(_scaled(jax.random.truncated_normal(_key(key), -2.0, 2.0, made.sizes, dtype), std), made.names)
 
 
 def uniform(key: Any, dims: DimsLike, low: float = 0.0, high: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
-    """Return values uniformly distributed in [``low``, ``high``)."""
+    """Return values uniformly distributed in [``low``, ``high``).
+
+    Example:
+      >>> md.uniform(jax.random.key(0), "batch=32 embed=512", -1.0, 1.0).shape
+      dims('batch=32 embed=512')
+    """
     made = read_dims(dims)
     return wrap(jax.random.uniform(_key(key), made.sizes, dtype, number(low, "low"), number(high, "high")), made.names)
 
@@ -56,7 +71,12 @@ def fan_in(key: Any, dims: DimsLike, over: DimsLike, dtype: Any = jnp.float32) -
 
 
 def bernoulli(key: Any, probability: float, dims: DimsLike) -> Tensor:
-    """Return bools that are true with this probability."""
+    """Return bools that are true with this probability.
+
+    Example:
+      >>> md.bernoulli(jax.random.key(0), 0.9, "batch=32 seq=128").dtype
+      dtype('bool')
+    """
     made = read_dims(dims)
     return wrap(jax.random.bernoulli(_key(key), number(probability, "probability"), made.sizes), made.names)
 
@@ -122,23 +142,43 @@ def _scaled(array: Any, std: float) -> Any:
 
 
 def zeros(dims: DimsLike, dtype: Any = jnp.float32) -> Tensor:
-    """Return zeros: ``md.zeros("heads=8 head=64")``."""
+    """Return zeros: ``md.zeros("heads=8 head=64")``.
+
+    Example:
+      >>> md.zeros("heads=8 head=64").shape
+      dims('heads=8 head=64')
+    """
     return full(dims, 0, dtype)
 
 
 def ones(dims: DimsLike, dtype: Any = jnp.float32) -> Tensor:
-    """Return ones."""
+    """Return ones.
+
+    Example:
+      >>> md.ones("row=2")
+      NamedArray([row=2], Array([1., 1.], dtype=float32))
+    """
     return full(dims, 1, dtype)
 
 
 def full(dims: DimsLike, value: Any, dtype: Any = None) -> Tensor:
-    """Return a tensor of one value; without ``dtype``, of the value's dtype."""
+    """Return a tensor of one value; without ``dtype``, of the value's dtype.
+
+    Example:
+      >>> md.full("row=2", 7, jnp.int32)
+      NamedArray([row=2], Array([7, 7], dtype=int32))
+    """
     made = read_dims(dims)
     return wrap(jnp.full(made.sizes, number(value, "value"), dtype), made.names)
 
 
 def arange(dim: DimsLike, dtype: Any = jnp.int32) -> Tensor:
-    """Return 0, 1, 2, ... along one dim: ``md.arange("seq=128")``."""
+    """Return 0, 1, 2, ... along one dim: ``md.arange("seq=128")``.
+
+    Example:
+      >>> md.arange("seq=4")
+      NamedArray([seq=4], Array([0, 1, 2, 3], dtype=int32))
+    """
     made = read_dims(dim)
     if len(made) != 1:
         raise fail(f"arange takes one dim, not {len(made)}: [{made}]")

@@ -39,67 +39,132 @@ from meshdsl.nd.shape import take
 
 
 def sum(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return the sum over these dims: ``md.sum(x, over="batch seq")``."""
+    """Return the sum over these dims: ``md.sum(x, over="batch seq")``.
+
+    Example:
+      >>> md.sum(md.ones("row=2 col=3"), over="col")
+      NamedArray([row=2], Array([3., 3.], dtype=float32))
+    """
     return _reduced(jnp.sum, x, over)
 
 
 def mean(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return the mean over these dims."""
+    """Return the mean over these dims.
+
+    Example:
+      >>> md.mean(md.arange("col=4"))
+      Array(1.5, dtype=float32)
+    """
     return _reduced(jnp.mean, x, over)
 
 
 def prod(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return the product over these dims."""
+    """Return the product over these dims.
+
+    Example:
+      >>> md.prod(md.full("row=2 col=3", 2), over="col")
+      NamedArray([row=2], Array([8, 8], dtype=int32))
+    """
     return _reduced(jnp.prod, x, over)
 
 
 def max(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return the largest element over these dims."""
+    """Return the largest element over these dims.
+
+    Example:
+      >>> md.max(md.arange("col=4"))
+      Array(3, dtype=int32)
+    """
     return _reduced(jnp.max, x, over)
 
 
 def min(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return the smallest element over these dims."""
+    """Return the smallest element over these dims.
+
+    Example:
+      >>> md.min(md.arange("col=4"))
+      Array(0, dtype=int32)
+    """
     return _reduced(jnp.min, x, over)
 
 
 def any(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return whether any element over these dims is true, as bool."""
+    """Return whether any element over these dims is true, as bool.
+
+    Example:
+      >>> md.any(md.arange("col=4") > 2)
+      Array(True, dtype=bool)
+    """
     return _reduced(jnp.any, x, over)
 
 
 def all(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return whether all elements over these dims are true, as bool."""
+    """Return whether all elements over these dims are true, as bool.
+
+    Example:
+      >>> md.all(md.arange("col=4") > 2)
+      Array(False, dtype=bool)
+    """
     return _reduced(jnp.all, x, over)
 
 
 def var(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return the population variance over these dims (``ddof=0``)."""
+    """Return the population variance over these dims (``ddof=0``).
+
+    Example:
+      >>> md.var(md.arange("col=4"))
+      Array(1.25, dtype=float32)
+    """
     return _reduced(jnp.var, x, over)
 
 
 def std(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return the population standard deviation over these dims (``ddof=0``)."""
+    """Return the population standard deviation over these dims (``ddof=0``).
+
+    Example:
+      >>> md.std(md.full("row=2 col=4", 3.0), over="col")
+      NamedArray([row=2], Array([0., 0.], dtype=float32))
+    """
     return _reduced(jnp.std, x, over)
 
 
 def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return the logarithm of the sum of exponentials over these dims, without overflow."""
+    """Return the logarithm of the sum of exponentials over these dims, without overflow.
+
+    Example:
+      >>> md.logsumexp(md.zeros("row=2 col=4"), over="col").shape
+      dims('row=2')
+    """
     return _reduced(jax.nn.logsumexp, x, over)
 
 
 def norm(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Return the Euclidean norm over these dims."""
+    """Return the Euclidean norm over these dims.
+
+    Example:
+      >>> md.norm(md.ones("row=2 col=4"), over="col")
+      NamedArray([row=2], Array([2., 2.], dtype=float32))
+    """
     return lift(jnp.sqrt, sum(lift(jnp.square, x), over))
 
 
 def argmax(x: Any, over: DimsLike) -> Tensor:
-    """Return the position of the largest element along one dim, as int32."""
+    """Return the position of the largest element along one dim, as int32.
+
+    Example:
+      >>> md.argmax(md.arange("row=4"), over="row")
+      Array(3, dtype=int32)
+    """
     return _argument(jnp.argmax, x, over)
 
 
 def argmin(x: Any, over: DimsLike) -> Tensor:
-    """Return the position of the smallest element along one dim, as int32."""
+    """Return the position of the smallest element along one dim, as int32.
+
+    Example:
+      >>> md.argmin(md.arange("row=4"), over="row")
+      Array(0, dtype=int32)
+    """
     return _argument(jnp.argmin, x, over)
 
 
@@ -114,7 +179,12 @@ def softmax(x: Any, over: DimsLike) -> Tensor:
 
 
 def log_softmax(x: Any, over: DimsLike) -> Tensor:
-    """Return the logarithm of the softmax over these dims."""
+    """Return the logarithm of the softmax over these dims.
+
+    Example:
+      >>> md.log_softmax(md.zeros("row=2 col=4"), over="col").shape
+      dims('row=2 col=4')
+    """
     x = named_operand(x)
     return computed(jax.nn.log_softmax(x.array, axis=_one_or_more(axes(x, over))), x.dims)
 
@@ -221,14 +291,21 @@ def where(condition: Any, x: Any, y: Any) -> Tensor:
     return lift(jnp.where, condition, x, y)
 
 
-def _elementwise(fn: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return an elementwise function of jax as one of named tensors."""
+_ELEMENTWISE = """Return jax's elementwise ``{name}`` of named tensors and scalars, which meet by name.
+
+Example:
+  >>> y = md.{name}({operands})
+"""
+
+
+def _elementwise(fn: Callable[..., Any], operands: str = "x") -> Callable[..., Tensor]:
+    """Return an elementwise function of jax as one of named tensors; ``operands`` are those of its example."""
 
     def run(*operands: Any) -> Tensor:
         return lift(fn, *operands)
 
     run.__name__ = run.__qualname__ = fn.__name__
-    run.__doc__ = f"Return jax's elementwise ``{fn.__name__}`` of named tensors and scalars, which meet by name."
+    run.__doc__ = _ELEMENTWISE.format(name=fn.__name__, operands=operands)
     return run
 
 
@@ -236,7 +313,8 @@ exp, log, log1p, expm1 = (_elementwise(fn) for fn in (jnp.exp, jnp.log, jnp.log1
 sqrt, rsqrt, square, sign = (_elementwise(fn) for fn in (jnp.sqrt, jax.lax.rsqrt, jnp.square, jnp.sign))
 sin, cos, tanh, sigmoid = (_elementwise(fn) for fn in (jnp.sin, jnp.cos, jnp.tanh, jax.nn.sigmoid))
 relu, gelu, silu, softplus = (_elementwise(fn) for fn in (jax.nn.relu, jax.nn.gelu, jax.nn.silu, jax.nn.softplus))
-maximum, minimum, clip = (_elementwise(fn) for fn in (jnp.maximum, jnp.minimum, jnp.clip))
+maximum, minimum = (_elementwise(fn, "x, y") for fn in (jnp.maximum, jnp.minimum))
+clip = _elementwise(jnp.clip, "x, -1.0, 1.0")
 isfinite, logical_not, floor, round = (_elementwise(fn) for fn in (jnp.isfinite, jnp.logical_not, jnp.floor, jnp.round))
 stop_gradient = _elementwise(jax.lax.stop_gradient)
 
@@ -246,27 +324,52 @@ stop_gradient = _elementwise(jax.lax.stop_gradient)
 
 
 def cumsum(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """Return the cumulative sum along one dim."""
+    """Return the cumulative sum along one dim.
+
+    Example:
+      >>> md.cumsum(md.arange("seq=4"), over="seq")
+      NamedArray([seq=4], Array([0, 1, 3, 6], dtype=int32))
+    """
     return _running(lax.cumsum, x, over, reverse)
 
 
 def cumprod(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """Return the cumulative product along one dim."""
+    """Return the cumulative product along one dim.
+
+    Example:
+      >>> md.cumprod(md.arange("seq=3") + 1, over="seq")
+      NamedArray([seq=3], Array([1, 2, 6], dtype=int32))
+    """
     return _running(lax.cumprod, x, over, reverse)
 
 
 def cummax(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """Return the cumulative maximum along one dim."""
+    """Return the cumulative maximum along one dim.
+
+    Example:
+      >>> md.cummax(md.flip(md.arange("seq=3"), over="seq"), over="seq")
+      NamedArray([seq=3], Array([2, 2, 2], dtype=int32))
+    """
     return _running(lax.cummax, x, over, reverse)
 
 
 def cummin(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """Return the cumulative minimum along one dim."""
+    """Return the cumulative minimum along one dim.
+
+    Example:
+      >>> md.cummin(md.arange("seq=3"), over="seq", reverse=True)
+      NamedArray([seq=3], Array([0, 1, 2], dtype=int32))
+    """
     return _running(lax.cummin, x, over, reverse)
 
 
 def cumlogsumexp(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """Return the cumulative logarithm of the sum of exponentials along one dim."""
+    """Return the cumulative logarithm of the sum of exponentials along one dim.
+
+    Example:
+      >>> md.cumlogsumexp(md.zeros("batch=2 seq=3"), over="seq").shape
+      dims('batch=2 seq=3')
+    """
     return _running(lax.cumlogsumexp, x, over, reverse)
 
 

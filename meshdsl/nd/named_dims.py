@@ -30,6 +30,11 @@ class Dims:
 
     Args:
       sizes: sizes by name; None for a dim without a size.
+
+    Example:
+      >>> sizes = md.dims("embed=512 heads=8")
+      >>> sizes.names, sizes["heads"], sizes.size
+      (('embed', 'heads'), 8, 4096)
     """
 
     __slots__ = ("_sizes",)

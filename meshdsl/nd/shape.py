@@ -242,7 +242,12 @@ def padded(x: Any, /, value: float = 0, **widths: tuple[int, int]) -> Tensor:
 
 
 def roll(x: Any, shift: int, over: DimsLike) -> Tensor:
-    """Return ``x`` rotated by ``shift`` positions along one dim; elements beyond the end move to the front."""
+    """Return ``x`` rotated by ``shift`` positions along one dim; elements beyond the end move to the front.
+
+    Example:
+      >>> md.roll(md.arange("seq=4"), 1, over="seq")
+      NamedArray([seq=4], Array([3, 0, 1, 2], dtype=int32))
+    """
     x = named_operand(x)
     if not is_position(shift):
         raise fail(f"shift: {is_a(shift)}, not an integer number of positions")
@@ -250,7 +255,12 @@ def roll(x: Any, shift: int, over: DimsLike) -> Tensor:
 
 
 def flip(x: Any, over: DimsLike) -> Tensor:
-    """Return ``x`` in reverse order along these dims."""
+    """Return ``x`` in reverse order along these dims.
+
+    Example:
+      >>> md.flip(md.arange("seq=4"), over="seq")
+      NamedArray([seq=4], Array([3, 2, 1, 0], dtype=int32))
+    """
     x = named_operand(x)
     return wrap(jnp.flip(x.array, axes(x, over)), x.dims)
 
@@ -346,6 +356,10 @@ def take(x: Any, positions: Any, over: DimsLike) -> Tensor:
 
     Raises:
       DimError: ``x`` lacks the dim, positions are not integers or have that dim, or a shared dim has two sizes.
+
+    Example:
+      >>> md.take(md.arange("vocab=9"), md.named(jnp.array([7, 2]), "batch"), over="vocab")
+      NamedArray([batch=2], Array([7, 2], dtype=int32))
     """
     x, positions = named_operand(x), positions_of(positions, first=1)
     at = axis(x, over)
@@ -420,13 +434,23 @@ def top_k(x: Any, k: int, over: DimsLike) -> tuple[Tensor, Tensor]:
 
 
 def sort(x: Any, over: DimsLike, descending: bool = False) -> Tensor:
-    """Return the elements in ascending order along one dim."""
+    """Return the elements in ascending order along one dim.
+
+    Example:
+      >>> md.sort(md.arange("seq=4"), over="seq", descending=True)
+      NamedArray([seq=4], Array([3, 2, 1, 0], dtype=int32))
+    """
     x = named_operand(x)
     return wrap(jnp.sort(x.array, axis=axis(x, over), descending=descending), x.dims)
 
 
 def argsort(x: Any, over: DimsLike, descending: bool = False) -> Tensor:
-    """Return the positions that sort the elements in ascending order along one dim."""
+    """Return the positions that sort the elements in ascending order along one dim.
+
+    Example:
+      >>> md.argsort(md.flip(md.arange("seq=3"), over="seq"), over="seq")
+      NamedArray([seq=3], Array([2, 1, 0], dtype=int32))
+    """
     x = named_operand(x)
     return wrap(jnp.argsort(x.array, axis=axis(x, over), descending=descending), x.dims)
 

@@ -124,7 +124,12 @@ def max_pool(x: Any, over: DimsLike, window: Steps, stride: Steps | None = None,
 
 
 def sum_pool(x: Any, over: DimsLike, window: Steps, stride: Steps | None = None, padding: Padding = "VALID") -> Tensor:
-    """Return the sum of each window along these dims; arguments and result as in :func:`max_pool`."""
+    """Return the sum of each window along these dims; arguments and result as in :func:`max_pool`.
+
+    Example:
+      >>> md.sum_pool(md.ones("height=4"), over="height", window=2)
+      NamedArray([height=2], Array([2., 2.], dtype=float32))
+    """
     x = named_operand(x)
     return _pool(x, lax.add, 0, over, window, stride, padding)
 
