@@ -58,10 +58,10 @@ class Explanation:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The explanation as plain values, for JSON: seconds, bytes sent and bytes of memory per alternative."""
+        """The explanation as plain values, for JSON: seconds, bytes sent and memory of every alternative that fits."""
         rows = [
             {"layout": str(each.layout.named(self.input.dims))}
-            | ({} if each.plan is None else {key: getattr(each.plan, key) for key in ("seconds", "bytes", "memory")})
+            | {key: getattr(each.plan, key, None) for key in ("seconds", "bytes", "memory")}
             for each in self.alternatives
         ]
         layout = str(self.input.layout.named(self.input.dims))

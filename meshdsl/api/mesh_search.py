@@ -293,12 +293,11 @@ class Candidate:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The candidate as plain values, for JSON."""
+        """The candidate as plain values, for JSON; costs are None without a plan."""
         common = {"mesh": self.mesh, "microbatches": self.microbatches, "schedule": self.config.schedule}
-        if self.plan is None:
-            return common | {"fault": self.fault, "pruned": self.pruned, "least": self.least}
-        costs = {name: getattr(self.plan, name) for name in ("seconds", "gap", "bytes", "memory")}
-        return common | costs | {"least": self.least, "bubble": self.bubble}
+        costs = {name: getattr(self.plan, name, None) for name in ("seconds", "gap", "bytes", "memory")}
+        reason = {"fault": self.fault, "pruned": self.pruned}
+        return common | costs | {"least": self.least, "bubble": self.bubble} | reason
 
 
 @dataclass(frozen=True)

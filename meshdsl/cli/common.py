@@ -4,19 +4,24 @@ A program is named as ``path/to/file.py``, which defines ``program``, or as ``mo
 or a TOML file. Every option that several commands take is defined here once, as an ``Annotated`` type.
 """
 
+import ctypes
 import importlib
 import json
 import os
 import runpy
 import sys
 import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.status import Status
 
 from meshdsl.errors import ArgumentError, CheckError, MemoryLimitError, MeshDSLError, VerifyError, is_a, nearest
 from meshdsl.layouts.mesh import Mesh
@@ -81,7 +86,7 @@ def load_program(
     table = Schedule.load(schedule) if schedule and _is_file(schedule) else schedule
     options = {"microbatches": microbatches, "schedule": table, "chunks": chunks, "recompute": recompute}
     given = {option: value for option, value in options.items() if value is not None}
-    with progress.status(f"reading {name}"):
+    with working(f"reading {name}"):
         program = _find_program(name)
     return replace(program, pipeline=_pipeline(program, given)) if given else program
 
@@ -165,7 +170,10 @@ def short_name(name: str) -> str:
 
 
 # ---- Output ----------------------------------------------------------------------------------------------------------
+# Standard output has the result alone. Whatever else would be written to it, by the program's own code or by a solver
+# in C, goes to standard error, where progress is shown.
 
+JSON_VERSION = 1  # of what --json prints; raised when a field is renamed, removed or means something else
 out = Console(highlight=False, soft_wrap=True)
 progress = Console(stderr=True, highlight=False)
 
@@ -178,12 +186,45 @@ def check_writable(*files: Path | None) -> None:
             raise ArgumentError(f"cannot write {str(file)!r}: {fault}")
 
 
-def show(text: object, facts: Any, as_json: bool) -> None:
-    """Prints the text, or the facts as JSON."""
+@contextmanager
+def working(text: str) -> Iterator[Status]:
+    """Shows what is being done, on a terminal, and keeps standard output for the result."""
+    with output_to_stderr(), progress.status(text) as status:
+        yield status
+
+
+@contextmanager
+def output_to_stderr() -> Iterator[None]:
+    """Sends standard output to standard error, that of Python and that of compiled code."""
+    libc = ctypes.CDLL(None)
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        libc.fflush(None)  # text that C keeps for later would come out after the end
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def show(command: str, text: object, facts: Mapping[str, Any], as_json: bool) -> None:
+    """Prints the text, or the facts as one JSON object that starts with its format and version."""
     if as_json:
-        print(json.dumps(facts, indent=2))
+        head = {"format": f"meshdsl {command} --json", "version": JSON_VERSION}
+        print(json.dumps(_plain({**head, **facts}), indent=2, allow_nan=False))
     else:
         out.print(visible(str(text), allowed="\n"), markup=False)
+
+
+def _plain(value: Any) -> Any:
+    """The value with ``None`` for numbers that JSON lacks: infinite ones, and NaN."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 # ---- Errors and statuses ---------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from meshdsl.cli.common import (
     check_writable,
     load_mesh,
     load_program,
-    progress,
     show,
+    working,
 )
 from meshdsl.layouts.mesh import Mesh
 
@@ -58,14 +58,14 @@ def plan(
         found.save(save)
     if html is not None:
         found.report(html)
-    show(found, plan_facts(found), as_json)
+    show("plan", found, plan_facts(found), as_json)
 
 
 def diff(before: SavedPlan, after: SavedPlan, as_json: AsJSON = False) -> None:
     """Show how the second plan differs from the first; status 1 if it does."""
     from meshdsl.plan import load_plan
 
-    _show_difference(load_plan(before).diff(load_plan(after)), as_json)
+    _show_difference("diff", load_plan(before).diff(load_plan(after)), as_json)
 
 
 def check(
@@ -87,7 +87,7 @@ def check(
 
     before = load_plan(saved)
     loaded = load_program(program, microbatches, schedule, chunks, recompute)
-    _show_difference(before.diff(_plan(program, loaded, before.mesh, rules, memory)), as_json)
+    _show_difference("check", before.diff(_plan(program, loaded, before.mesh, rules, memory)), as_json)
 
 
 def explain(
@@ -113,9 +113,9 @@ def explain(
     else:
         before.layout(name)
         loaded = load_program(program, microbatches, schedule, chunks, recompute)
-        with progress.status(f"planning {program} with every layout of {name}"):
+        with working(f"planning {program} with every layout of {name}"):
             found = parallelize_program(loaded, before.mesh, rules, memory).explain(name, *loaded.args)
-    show(found, found.facts, as_json)
+    show("explain", found, found.facts, as_json)
 
 
 def verify(
@@ -155,15 +155,15 @@ def verify(
     else:
         jax.config.update("jax_num_cpu_devices", over.size)
     loaded = load_program(program, microbatches, schedule, chunks, recompute)
-    with progress.status(f"planning and compiling {program} over {over}"):
+    with working(f"planning and compiling {program} over {over}"):
         report = parallelize_program(loaded, over, rules, memory).verify(*loaded.args, target=target)
-    show(report, verify_facts(report), as_json)
+    show("verify", report, verify_facts(report), as_json)
 
 
 def verify_facts(report: Any) -> dict[str, Any]:
     """The result of verify as plain values."""
-    sides = {"planned bytes": "planned", ("lowered" if report.target else "compiled") + " bytes": "compiled"}
-    sides |= {"compiled bytes": "made"} if report.target else {}
+    sides = {"planned_bytes": "planned", ("lowered" if report.target else "compiled") + "_bytes": "compiled"}
+    sides |= {"compiled_bytes": "made"} if report.target else {}
     lines = [
         {"kind": line.kind, "axes": line.axes, **{name: float(getattr(line, side)) for name, side in sides.items()}}
         for line in report.lines
@@ -174,6 +174,8 @@ def verify_facts(report: Any) -> dict[str, Any]:
 def plan_facts(found: "Plan") -> dict[str, Any]:
     """A plan as plain values."""
     return {
+        "name": found.name,
+        "fingerprint": found.fingerprint,
         "mesh": str(found.mesh),
         "topology": found.topology.name,
         "seconds": found.seconds,
@@ -184,18 +186,32 @@ def plan_facts(found: "Plan") -> dict[str, Any]:
         "memory": found.memory,
         "pipeline": found.pipeline.facts if found.pipeline else None,
         "inputs": {array.path: str(array.layout.named(array.dims)) for array in found.inputs},
+        "outputs": {array.path: str(array.layout.named(array.dims)) for array in found.outputs},
         "collectives": [asdict(c) for c in found.collectives],
+        "notes": found.notes,
     }
+
+
+def diff_facts(found: "PlanDiff") -> dict[str, Any]:
+    """The difference of two plans as plain values."""
+    sides = ("name", "before", "after")
+    facts: dict[str, Any] = {"equal": not found, "changes": found.changes}
+    for part in ("made_for", "layouts", "totals"):
+        facts[part] = [dict(zip(sides, row, strict=True)) for row in getattr(found, part)]
+    facts["collectives"] = [
+        {"name": name, "before": asdict(before), "after": asdict(after)} for name, before, after in found.collectives
+    ]
+    return facts
 
 
 def _plan(name: str, loaded: "Program", mesh: Mesh, rules: str | None, memory: str | None) -> "Plan":
     from meshdsl.api.program import parallelize_program
 
-    with progress.status(f"planning {name} over {mesh}"):
+    with working(f"planning {name} over {mesh}"):
         return parallelize_program(loaded, mesh, rules, memory).plan(*loaded.args)
 
 
-def _show_difference(found: "PlanDiff", as_json: bool) -> None:
-    show(found, asdict(found), as_json)
+def _show_difference(command: str, found: "PlanDiff", as_json: bool) -> None:
+    show(command, found, diff_facts(found), as_json)
     if found:
         raise typer.Exit(1)

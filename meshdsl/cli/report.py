@@ -13,8 +13,8 @@ from meshdsl.cli.common import (
     SavedPlan,
     check_writable,
     load_program,
-    progress,
     show,
+    working,
 )
 from meshdsl.errors import ArgumentError
 
@@ -42,7 +42,7 @@ def report(
 
     page = html or Path(f"{str(saved).removesuffix('.json')}.html")
     check_writable(page, perfetto, model_explorer)
-    with progress.status(f"drawing {saved}"):
+    with working(f"drawing {saved}"):
         found = load_plan(saved)
         found.report(page, None if against is None else load_plan(against))
     if perfetto is not None:
@@ -50,7 +50,7 @@ def report(
     if model_explorer is not None:
         _save_graph(found, program, rules, model_explorer)
     written = [str(file) for file in (page, perfetto, model_explorer) if file is not None]
-    show(f"written: {', '.join(written)}", {"written": written, **report_data(found)}, as_json)
+    show("report", f"written: {', '.join(written)}", {"written": written, **report_data(found)}, as_json)
 
 
 def _save_graph(found: "Plan", program: str | None, rules: str | None, path: Path) -> None:
@@ -62,5 +62,6 @@ def _save_graph(found: "Plan", program: str | None, rules: str | None, path: Pat
         raise ArgumentError("--model-explorer also draws the program: name it after the plan, as in p.json train.py")
     loaded = load_program(program)
     pipelined = replace(loaded, pipeline=found.pipeline.asked if found.pipeline else None)
-    planned = parallelize_program(pipelined, found.mesh, rules, plan=found).stages(*loaded.args).planned
+    with working(f"drawing {path}"):
+        planned = parallelize_program(pipelined, found.mesh, rules, plan=found).stages(*loaded.args).planned
     save_model_explorer(planned.program, planned.plan, path)

@@ -16,8 +16,8 @@ from meshdsl.cli.common import (
     check_writable,
     load_program,
     load_topology_named,
-    progress,
     show,
+    working,
 )
 from meshdsl.errors import ArgumentError
 
@@ -55,7 +55,7 @@ def search(
 
     check_writable(save)
     loaded = load_program(program)
-    with progress.status(f"planning {program} on {devices} devices") as status:
+    with working(f"planning {program} on {devices} devices") as status:
         found = search_meshes(
             loaded,
             devices=devices,
@@ -75,7 +75,8 @@ def search(
     command = ["meshdsl", "plan", program, *_options(best, loaded), "--topology", topology]
     command += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
     text = f"{found}\n\nthe fastest: {shlex.join(command)}" if best.plan else found
-    show(text, [candidate.facts for candidate in found.candidates], as_json)
+    facts = {"devices": devices, "candidates": [candidate.facts for candidate in found.candidates]}
+    show("search", text, facts, as_json)
     if best.plan is None:
         raise typer.Exit(1)
 

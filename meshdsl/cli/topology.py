@@ -14,8 +14,8 @@ from meshdsl.cli.common import (
     check_writable,
     load_mesh,
     load_topology_named,
-    progress,
     show,
+    working,
 )
 from meshdsl.layouts.topology import Link, preset_names, save_topology, topology, topology_text
 from meshdsl.util.text import bytes_text
@@ -34,7 +34,7 @@ def list_presets(as_json: AsJSON = False) -> None:
         f"{', '.join(map(_link, t.links))}\n{'':14} {t.source}"
         for t in found
     )
-    show("\n".join(lines), [t.name for t in found], as_json)
+    show("topology list", "\n".join(lines), {"topologies": [t.name for t in found]}, as_json)
 
 
 def _link(link: Link) -> str:
@@ -52,7 +52,7 @@ def show_one(
 ) -> None:
     """Show one topology as the TOML that ``--topology`` takes."""
     found = load_topology_named(name)
-    show(topology_text(found).removesuffix("\n"), asdict(found), as_json)
+    show("topology show", topology_text(found).removesuffix("\n"), asdict(found), as_json)
 
 
 @app.command()
@@ -69,8 +69,8 @@ def calibrate(
     check_writable(save)
     over = load_mesh(mesh, DEFAULT_TOPOLOGY)
     jax.config.update("jax_num_cpu_devices", over.size)
-    with progress.status(f"measuring {over}"):
+    with working(f"measuring {over}"):
         found = measure(over)
     if save is not None:
         save_topology(found, save)
-    show(topology_text(found).removesuffix("\n"), asdict(found), as_json)
+    show("topology calibrate", topology_text(found).removesuffix("\n"), asdict(found), as_json)

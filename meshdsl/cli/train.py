@@ -1,7 +1,7 @@
 """``meshdsl train``: plan a program's step, and train with exactly that plan."""
 
 import sys
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ from meshdsl.cli.common import (
     TopologyName,
     load_mesh,
     load_program,
+    output_to_stderr,
     short_name,
     show,
 )
@@ -69,11 +70,11 @@ def train(
         if processes > 1:
             raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder))
     group.join(over)
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with output_to_stderr() if as_json else nullcontext():
         session = Session(load_program(program, microbatches, schedule, chunks, recompute), over, folder, rules, memory)
         outcome = session.train(steps, save_every, evaluate_every)
     if as_json and session.is_first:
-        show("", _facts(outcome, folder), as_json)
+        show("train", "", _facts(outcome, folder), as_json)
     if outcome.stopped:
         raise typer.Exit(group.STOPPED)
 

@@ -77,7 +77,7 @@ def test_plans_are_compared_and_checked(folder):
     assert run("diff", "whole.json", "whole.json") == (0, "the plans are equal\n")
     status, printed = run("diff", "whole.json", "split.json")
     assert status == 1 and printed == str(md.load_plan("whole.json").diff(md.load_plan("split.json"))) + "\n"
-    assert json.loads(run("diff", "whole.json", "split.json", "--json")[1])["layouts"][0][0] == "w"
+    assert json.loads(run("diff", "whole.json", "split.json", "--json")[1])["layouts"][0]["name"] == "w"
     assert run("check", "whole.json", "whole.py") == (0, "the plans are equal\n")
     status, printed = run("check", "whole.json", "split.py")
     assert status == 1 and printed.startswith("worse: predicted step time +")
@@ -124,7 +124,7 @@ def test_meshes_are_searched(folder):
     planned = json.loads(run(*asked, "--json")[1])
     assert planned["mesh"] == printed.splitlines()[1].split()[0] and planned["topology"] == "dgx-h100"
     status, printed = run("search", "split.py", "--devices", "2", "--json", "--microbatches", "1,3")
-    *whole, parts, last = json.loads(printed)
+    *whole, parts, last = json.loads(printed)["candidates"]
     assert status == 0 and [each["microbatches"] for each in whole] == [1, 1] and whole[0]["seconds"] > 0
     assert (
         parts["microbatches"] == last["microbatches"] == 3
@@ -137,7 +137,7 @@ def test_compiled_collectives_are_verified(folder):
     status, printed = run("verify", "whole.py")
     assert status == 0 and "compiled bytes" in printed
     facts = json.loads(run("verify", "whole.py", "--mesh", "data=4,model=2", "--json")[1])
-    assert all(line["planned bytes"] == line["compiled bytes"] for line in facts["lines"]) and facts["lines"]
+    assert all(line["planned_bytes"] == line["compiled_bytes"] for line in facts["lines"]) and facts["lines"]
     assert facts["held"]["flops"] == facts["held"]["compiled_flops"] > 0 < facts["held"]["compiled_memory"]
 
 
@@ -147,11 +147,11 @@ def test_collectives_are_verified_for_a_target(folder):
     assert status == 0 and printed.startswith("compiled for tpu-v5e:2x2 by libtpu ")
     assert "lowered bytes   compiled bytes" in printed
     facts = json.loads(run("verify", "whole.py", "--target", "tpu-v5e:2x2", "--json")[1])
-    assert all(line["planned bytes"] == line["lowered bytes"] for line in facts["lines"]) and facts["lines"]
+    assert all(line["planned_bytes"] == line["lowered_bytes"] for line in facts["lines"]) and facts["lines"]
 
 
 def test_topologies_are_listed_shown_and_taken(folder):
-    names = json.loads(run("topology", "list", "--json")[1])
+    names = json.loads(run("topology", "list", "--json")[1])["topologies"]
     listed = run("topology", "list")[1].splitlines()
     assert [line.split()[0] for line in listed[::2]] == names == list(preset_names())
     assert "16x16 devices at 90 GB/s" in listed[2 * names.index("tpu-v5e")] and "Cloud TPU" in listed[-1]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from meshdsl.cli import app, main
 from meshdsl.training.multihost import STOPPED, process_count
+from tests.cli.test_json import documented
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = str(ROOT / "tests" / "training" / "tiny.py")
@@ -55,6 +56,7 @@ def wait_for_a_checkpoint(process, folder, after=0):
 def test_the_outcome_as_json(tmp_path):
     status, printed = run("--folder", tmp_path / "a", "--steps", 4, "--evaluate-every", 2, "--json")
     facts = json.loads(printed)
+    assert set(facts) == {"format", "version", *documented("train")}
     assert status == 0 and facts["folder"] == str(tmp_path / "a")
     assert (facts["steps"], facts["evaluated"], facts["stopped"]) == (4, 4, False)
     assert facts["loss"] == losses(tmp_path / "a")[-1] and "held-out loss" in facts["evaluation"]
