@@ -25,7 +25,7 @@ import numpy as np
 from bench.example_steps import random_array
 from bench.memory import FAMILIES
 from bench.published.plot import Point, points
-from bench.report import machine, table
+from bench.report import machine, summarised, table
 from bench.step import stepper
 from bench.zoo.measure import CASES
 from meshdsl.api import Program, parallelize
@@ -169,7 +169,14 @@ def page(found: Sequence[Facts]) -> str:
     made = sorted({fact["machine"] for fact in found})
     loads = [fact["load"] for fact in found]
     busy = f"load of the machine while it was measured: {min(loads):.1f} to {max(loads):.1f}" if loads else ""
-    return "\n\n".join([*parts, f"`python -m bench.measured`, {'; '.join(made)}; {busy}"]) + "\n"
+    text = "\n\n".join([*parts, f"`python -m bench.measured`, {'; '.join(made)}; {busy}"]) + "\n"
+    ranks = [kendall([fact for fact in found if _ranked(fact["name"]) == name]) for name in LAYOUTS]
+    right, wrong = (sum(each) for each in zip(*ranks, strict=True))
+    return summarised(
+        text,
+        f"Step times predicted after `calibrate`, and measured on 8 virtual CPU devices. {_off(found)}",
+        f"Of the pairs of layouts of one model, {right} are ranked as measured, {wrong} the other way round.",
+    )
 
 
 def _table(found: Sequence[Facts]) -> str:

@@ -51,6 +51,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
+def summarised(page: str, *lines: str) -> str:
+    """Returns a page of evidence with these lines as the summary below its title; the site folds what follows it."""
+    title, _, text = page.partition("\n\n")
+    summary = "\n> ".join(("**In short.** " + lines[0], *lines[1:]))
+    return f"{title}\n\n> {summary}\n\n{text}"
+
+
 def percent(gap: float) -> str:
     """Formats a gap; tiny gaps do not print as 0."""
     return "0" if gap == 0 else f"{gap:.4%}" if gap >= 1e-6 else "below 0.0001%"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.report import table, versions
+from bench.report import summarised, table, versions
 from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan import Plan
@@ -101,7 +101,16 @@ def main() -> None:
         )
         print(f"{strategy.name}: planned", flush=True)
     command = f"`python -m bench.strategies` ({versions()})"
-    PAGE.write_text("\n".join([INTRODUCTION, table(HEADER, table_rows), "", command, "", *parts]))
+    text = "\n".join([INTRODUCTION, table(HEADER, table_rows), "", command, "", *parts])
+    PAGE.write_text(summarised(text, *short(table_rows)))
+
+
+def short(table_rows: list[list[Any]]) -> Iterator[str]:
+    """Yields the summary of the page."""
+    equal = sum(row[HEADER.index("equal")] == "yes" for row in table_rows)
+    strategies = f"{len(FILES)} strategies of the literature, from ZeRO to DiLoCo,"
+    yield f"{strategies} are the step of one device and at most one line of layouts."
+    yield f"In {equal} of {len(table_rows)} rows the bytes of the plan equal the published formula."
 
 
 if __name__ == "__main__":

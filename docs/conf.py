@@ -10,7 +10,7 @@ from api_pages import write_api_pages  # beside this file; it reads the sources,
 project = "meshdsl"
 author = copyright = "The meshdsl developers"
 
-extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design"]
+extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design", "fold"]  # the last beside this file
 nb_execution_mode = "off"  # tests/docs runs the pages' programs
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

@@ -1,5 +1,7 @@
 """The prose of `[planner](planner.md)`: what stands before the tables of each section."""
 
+SHORT = "Plans of one model of every family, proofs of how far from the optimum they can be, and other ways to choose."
+
 INTRO = """# The planner, measured
 
 Written by `make bench-planner`. One model of every family in `models/` on meshes of one, two and three axes, topology

@@ -7,7 +7,7 @@ from typing import Any
 from bench.programs.adapter import Adapter
 from bench.programs.measure import LARGE, MESHES, TOPOLOGY
 from bench.programs.steps import FREE, STEPS
-from bench.report import percent, table
+from bench.report import percent, summarised, table
 from bench.zoo.page import quotient
 from meshdsl.util.text import seconds_text
 
@@ -67,7 +67,17 @@ def page(programs: Mapping[str, Adapter], found: Mapping[str, Facts]) -> str:
     parts = [INTRO, _programs(programs), CHANGED, *_changes(programs)]
     parts += [NUMBERS, _numbers(small), *_missing(programs, small)]
     parts += [BYTES, _bytes(programs, large), *_missing(programs, large), "", *_above(large), "", *_machines(small)]
-    return "\n".join(parts).replace("\n\n\n", "\n\n") + "\n"
+    text = "\n".join(parts).replace("\n\n\n", "\n\n") + "\n"
+    return summarised(text, *_short(programs, small))
+
+
+def _short(programs: Mapping[str, Adapter], found: Mapping[str, Facts]) -> Iterator[str]:
+    lines = [len(each.changed) for each in programs.values()]
+    yield f"Training programs that others published, with {min(lines)} to {max(lines)} lines changed: {len(programs)}."
+    runs = [facts.get(mesh) for facts in found.values() for mesh in MESHES]
+    right = sum(facts is not None and "error" not in facts for facts in runs)
+    measured = f"Of {len(found)} that are measured so far, in {right} of {len(runs)} pairs of program and mesh"
+    yield f"{measured}, numbers are those of one device and collectives those of the plan."
 
 
 def _missing(programs: Mapping[str, Adapter], found: Mapping[str, Facts]) -> Iterator[str]:

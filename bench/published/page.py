@@ -1,14 +1,14 @@
 """Writes docs/evidence/predictions.md and its plot from scored rows."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.published import dgxc, maxtext, mosaic
 from bench.published.case import Case, rows
 from bench.published.plot import scatter
 from bench.published.score import Scored, error, errors, kendall
-from bench.report import table, versions
+from bench.report import summarised, table, versions
 from meshdsl.layouts.topology import topology
 
 DOCS = Path(__file__).parents[2] / "docs" / "evidence"
@@ -50,7 +50,16 @@ def write_page(scored: Sequence[Scored], waiting: Sequence[Case] = ()) -> None:
         *(f"### {name}\n\n{table(ROWS, [_row(row) for row in scored if row[0].table == name])}\n" for name in tables),
         f"`python -m bench.published` ({versions()}).",
     ]
-    PAGE.write_text("\n".join(parts) + "\n")
+    PAGE.write_text(summarised("\n".join(parts) + "\n", *_short(scored)))
+
+
+def _short(scored: Sequence[Scored]) -> Iterator[str]:
+    judged = [row for row in scored if not row[0].fitted]
+    found = [errors(row for row in judged if (row[0].table, row[0].hardware) == each) for each in _groups(judged)]
+    medians, met = [each.median for each in found], sum(each.median <= GOAL and each.most <= MOST for each in found)
+    yield f"{len(judged)} published runs on GPUs and TPUs to which nothing was fitted, and the times of their plans."
+    yield f"By table and hardware, the median error is {min(medians):.0%} to {max(medians):.0%}; the goal of at most"
+    yield f"{GOAL:.0%} in the median and {MOST:.0%} in nine of ten is met in {met} of {len(found)} groups."
 
 
 def _groups(scored: Iterable[Scored]) -> list[tuple[str, str]]:

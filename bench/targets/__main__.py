@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bench.report import table, versions
+from bench.report import summarised, table, versions
 from bench.strategies import FILES, Strategy
 from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.errors import VerifyError
@@ -129,7 +129,18 @@ def page() -> str:
     texts = {"gallery": (GALLERY_TEXT, _gallery), "models": (MODELS_TEXT, _models), "limits": (LIMITS_TEXT, _limits)}
     sections = [f"{text}\n\n{rows(found[part])}" for part, (text, rows) in texts.items() if found[part]]
     made = f"`python -m bench.targets` ({versions()}, {', '.join(compilers)})"
-    return "\n\n".join([introduction, *sections, made]) + "\n"
+    return summarised("\n\n".join([introduction, *sections, made]) + "\n", *_short(found))
+
+
+def _short(found: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    yield "Planned steps are compiled by the compilers of TPUs and GPUs, on a machine that has neither."
+    if gallery := found["gallery"]:
+        equal = sum("fault" not in fact for fact in gallery)
+        cases = f"{equal} of {len(gallery)} cases of the gallery"
+        yield f"In {cases}, the program given to the compiler communicates exactly as planned."
+    if models := [fact for fact in found["models"] if "fault" not in fact]:
+        off = np.abs([fact["memory"] / fact["compiled memory"] - 1 for fact in models])
+        yield f"Memory of {len(off)} models is {np.median(off):.0%} off in the median, {off.max():.0%} at most."
 
 
 def _gallery(facts: list[dict[str, Any]]) -> str:

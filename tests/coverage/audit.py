@@ -22,6 +22,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
+from bench.report import summarised
 from meshdsl.rules import RULES
 from meshdsl.rules.registry import ONCE
 from meshdsl.trace.passes.canonicalize import ALWAYS_IDENTITIES
@@ -29,6 +30,10 @@ from meshdsl.trace.read_jaxpr import READERS
 
 LIST = Path(__file__).with_name("primitives.toml")
 PAGE = Path("docs/evidence/primitives.md")
+SHORT = (
+    "The primitives of jax that run whole on every device, in groups, with the reason and what that costs.",
+    "All others have a sharding rule, or are read as the operations that they consist of.",
+)
 INTRO = """# Primitives without a rule
 
 Every primitive of jax 0.10 and 0.12 either has a sharding rule ([coverage](coverage.md) says how far it goes), or is
@@ -155,7 +160,7 @@ def needless() -> list[str]:
 def page() -> str:
     """The list as a page, the same for every version of jax."""
     read = f"Read as the operations that they consist of: {_listed(traced())}.\n"
-    return "\n".join([INTRO, read, *map(_section, groups())])
+    return summarised("\n".join([INTRO, read, *map(_section, groups())]), *SHORT)
 
 
 def _section(group: Group) -> str:

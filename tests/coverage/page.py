@@ -1,10 +1,10 @@
 """The page that says what came of the cases: ``docs/evidence/coverage.md``."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.report import table
+from bench.report import summarised, table
 
 GATHERED = ("uneven", "fallback")
 OUTCOMES = ("pass", "uneven", "fallback", "fail", "skipped")
@@ -69,7 +69,19 @@ class Result:
 
 def page(results: Mapping[str, Sequence[Result]]) -> str:
     """The page of the results by version of JAX."""
-    return "\n".join([INTRO, *(_section(version, each) for version, each in results.items())])
+    text = "\n".join([INTRO, *(_section(version, each) for version, each in results.items())])
+    return summarised(text, *_short(results))
+
+
+def _short(results: Mapping[str, Sequence[Result]]) -> Iterator[str]:
+    yield "JAX's own test cases of its primitives run sharded, and give the numbers of one device."
+    for version, each in results.items():
+        count = Counter(result.outcome for result in each)
+        gathered = sum(count[outcome] for outcome in GATHERED)
+        yield (
+            f"{version.partition(':')[0]}: of {len(each):,} cases, {count['pass']:,} pass, "
+            f"{gathered} gather an operand, {count['skipped']} are skipped, {count['fail'] or 'none'} fail."
+        )
 
 
 def _section(version: str, results: Sequence[Result]) -> str:

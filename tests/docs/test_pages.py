@@ -50,6 +50,13 @@ def test_how_to_pages_are_short():
     assert {name: size for name, size in sizes.items() if size > HOWTO_LINES} == {}
 
 
+@pytest.mark.parametrize("page", [page for page in SITE if page.parent.name == "evidence" and page.stem != "index"])
+def test_pages_of_evidence_begin_with_a_summary(page):
+    title, summary, log = page.read_text().split("\n\n", 2)
+    assert title.startswith("# ") and summary.startswith("> **In short.** ") and len(log) > len(summary)
+    assert len(summary.splitlines()) <= 4 and len(summary) < 500
+
+
 # ---- What single pages promise
 
 
