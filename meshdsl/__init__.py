@@ -25,15 +25,8 @@ _public_name, __dir__, __all__ = attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    return _version() if name == "__version__" else _public_name(name)
+    if name == "__version__":
+        from meshdsl.util.version import version
 
-
-def _version() -> str:
-    """Return the version of this checkout, or of the installed package that this is."""
-    if _CHECKOUT:
-        import tomllib
-
-        return str(tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
-    from importlib.metadata import version
-
-    return version("meshdsl")
+        return version()
+    return _public_name(name)

@@ -1,5 +1,6 @@
 """``meshdsl report``: a saved plan as one HTML page, as a trace, and as a graph."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,13 +39,15 @@ def report(
 ) -> None:
     """Write a saved plan as one HTML page that works offline."""
     from meshdsl.plan import load_plan
-    from meshdsl.plan.report import report_data, save_perfetto
+    from meshdsl.plan.report import report_data, save_perfetto, save_report
 
     page = html or Path(f"{str(saved).removesuffix('.json')}.html")
     check_writable(page, perfetto, model_explorer)
     with working(f"drawing {saved}"):
         found = load_plan(saved)
-        found.report(page, None if against is None else load_plan(against))
+        other = [] if against is None else ["--against", str(against)]
+        command = shlex.join(["meshdsl", "report", str(saved), *other])
+        save_report(found, page, None if against is None else load_plan(against), command)
     if perfetto is not None:
         save_perfetto(found, perfetto)
     if model_explorer is not None:

@@ -24,6 +24,13 @@ def seconds_text(seconds: float) -> str:
     return _scaled(seconds * 1e6, ("us", "ms", "s")) if seconds else "0 s"
 
 
+def percent_text(part: float) -> str:
+    """Returns a share with two digits or more: ``26%``, ``4.7%``; a small one is never rounded to ``0%``."""
+    if part == 0:
+        return "0%"
+    return "below 0.1%" if abs(part) < 5e-4 else f"{part:.1%}" if abs(part) < 0.0995 else f"{part:.0%}"
+
+
 def visible(text: str, allowed: str = "") -> str:
     """Returns the text with characters that control a terminal (escapes, changes of direction) escaped: ``\\x1b``.
 

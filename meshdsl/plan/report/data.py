@@ -16,6 +16,7 @@ from meshdsl.ir.graph import element_bits
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
+from meshdsl.plan.report.highlight import highlighted
 from meshdsl.plan.report.traces import events, fit_events, memory_points
 from meshdsl.plan.text import ArrayGroup, collective_rows, common, group_arrays, layout_text, pattern
 from meshdsl.plan.types import Array, PlanData
@@ -70,7 +71,7 @@ def report_data(plan: PlanData) -> Facts:
         "compute": sum(span.seconds * span.trips for span in plan.spans),
         "notes": list(plan.notes),
         "cells": list(_cells(plan)),
-        "lines": [list(line.row()) for line in line_costs(plan)],
+        "lines": [[*line.row(), highlighted(line.text)] for line in line_costs(plan)],
         "arrays": [_array(group, plan.mesh) for group in group_arrays(plan.inputs)],
         "held": list(_buffers(plan)),
         "points": memory_points(plan),

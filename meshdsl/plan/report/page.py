@@ -7,6 +7,8 @@ fail, the page's content security policy runs only its own script, identified by
 
 import json
 from base64 import b64encode
+from collections import Counter
+from datetime import date
 from functools import cache
 from hashlib import sha256
 from os import PathLike
@@ -18,7 +20,8 @@ from markupsafe import Markup
 from meshdsl.errors import ArgumentError, is_a
 from meshdsl.plan.report.data import comparison_data, line_costs, report_data
 from meshdsl.plan.types import PlanData
-from meshdsl.util.text import bytes_text, seconds_text, write_text
+from meshdsl.util.text import bytes_text, percent_text, seconds_text, write_text
+from meshdsl.util.version import version
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -28,18 +31,22 @@ _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}  # JSON is ASCII otherwis
 _COSTLIEST = 10  # lines of the summary
 
 
-def report_html(plan: PlanData, against: PlanData | None = None) -> str:
+def report_html(plan: PlanData, against: PlanData | None = None, command: str = "") -> str:
     """The report as one HTML document.
 
     Args:
       plan: the plan to draw.
       against: a second plan to compare with; the page can also open one later.
+      command: the command line that asked for the report, if one did; shown below the title.
     """
     script = _script()
     return _render(
         "page.html",
         plan=plan,
         linked=True,
+        file=_main_file(plan),
+        made=f"meshdsl {version()}, {date.today().isoformat()}",
+        command=command,
         style=Markup(_file("style.css")),
         script=Markup(script),
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
@@ -54,7 +61,7 @@ def summary_html(plan: PlanData) -> str:
     return _render("summary.html", plan=plan, linked=False, **_summary(plan))
 
 
-def save_report(plan: PlanData, path: str | PathLike[str], against: PlanData | None = None) -> None:
+def save_report(plan: PlanData, path: str | PathLike[str], against: PlanData | None = None, command: str = "") -> None:
     """Writes the report.
 
     Raises:
@@ -63,7 +70,16 @@ def save_report(plan: PlanData, path: str | PathLike[str], against: PlanData | N
     """
     if against is not None and not isinstance(against, PlanData):
         raise ArgumentError(f"report against: {is_a(against)}, not a plan; md.load_plan(file) reads one")
-    write_text(path, report_html(plan, against))
+    write_text(path, report_html(plan, against, command))
+
+
+def _main_file(plan: PlanData) -> str:
+    """The file whose lines cost most; empty if none is known."""
+    seconds: Counter[str] = Counter()
+    for line in line_costs(plan):
+        file, colon, _ = line.source.rpartition(":")
+        seconds[file] += line.total if colon else 0.0
+    return max(seconds, key=seconds.__getitem__, default="")
 
 
 def _summary(plan: PlanData) -> dict[str, Any]:
@@ -106,5 +122,5 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(bytes=bytes_text, seconds=seconds_text)
+    environment.filters.update(bytes=bytes_text, seconds=seconds_text, percent=percent_text)
     return environment

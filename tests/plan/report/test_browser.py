@@ -6,8 +6,9 @@ from shutil import which
 
 import pytest
 
-from meshdsl.plan.report import report_html
-from meshdsl.plan.types import Timing
+from meshdsl.layouts.layout import Layout
+from meshdsl.plan.report import report_data, report_html
+from meshdsl.plan.types import Array, Timing
 from meshdsl.util.lazy import Lazy
 from meshdsl.util.text import bytes_text
 from tests.plan.conftest import HOSTILE
@@ -83,6 +84,44 @@ def test_links_lead_to_the_line_and_its_reasons(show, plan):
     assert any(c.reason in page.locator(".why").inner_text() for c in plan.collectives)
 
 
+def test_replicated_inputs_are_shown_on_demand(show, plan):
+    whole = [Array(path, (8,), "float32", Layout()) for path in ("params/scale", "bias", "count", "state/bias")]
+    page = show(report_html(replace(plan, inputs=(*plan.inputs, *whole))))
+    assert page.locator("#parameters > .tall tbody tr").count() == len(report_data(plan)["arrays"])
+    page.locator("#parameters summary").click()
+    assert page.locator("#parameters details tbody tr").count() == len(whole)
+    assert "4 inputs whole on every device: 128 B" in page.locator("#parameters summary").inner_text()
+
+
+def test_layouts_are_explained_and_source_is_coloured(show, plan):
+    page = show(report_html(plan))
+    said = page.locator("#parameters .chip", has_text="data=S(0)").first.get_attribute("title")
+    assert said == "S (split): dim 0 is divided over the 4 devices along data"
+    assert "def" in page.locator("#source .keyword").all_text_contents()
+    shown = page.locator("#source td.code").all_text_contents()
+    known = {text.strip() for _, _, text in plan.lines} | {f"(in {function})" for _, function, _ in plan.lines}
+    assert {line.strip() for line in shown} <= known
+
+
+def test_tables_are_cards_on_narrow_screens(show, plan):
+    page = show(report_html(plan), width=400)
+    row = page.locator("#collectives tbody tr").first
+    boxes = [cell.bounding_box() for cell in row.locator("td").all()]
+    assert len({box["x"] for box in boxes}) == 1 and len({box["y"] for box in boxes}) == len(boxes)
+
+
+def test_print_shows_every_section_and_row(browser, plan, tmp_path):
+    many = [replace(c, reason=f"{c.reason} {i}") for c in plan.collectives for i in range(100)]
+    (tmp_path / "p.html").write_text(report_html(replace(plan, collectives=tuple(many))), encoding="utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "p.html").as_uri())
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#collectives tbody tr").count() == len(many)
+    assert page.locator("#timeline svg").count() == 1
+    page.close()
+
+
 def test_charts_answer_to_keys(show, plan):
     page = show(report_html(plan))
     page.locator("#memory svg").focus()
@@ -135,7 +174,7 @@ def test_pictures_are_kept(show, pipelined):
 
 def test_hostile_names_are_shown(show, hostile):
     page = show(report_html(hostile, against=hostile))
-    assert page.locator("h1").inner_text() == HOSTILE[1]
+    assert page.locator("h1").inner_text().startswith(f"{HOSTILE[1]} ")
     for section in ("source", "parameters", "memory"):
         assert HOSTILE[0] in page.locator(f"#{section}").inner_text()
 

@@ -1,6 +1,7 @@
 """``meshdsl report``."""
 
 import json
+import shlex
 
 from typer.testing import CliRunner
 
@@ -18,9 +19,12 @@ def test_a_page_beside_the_plan(plan, other, tmp_path):
     other.save(tmp_path / "q.json")
     done = run(tmp_path / "p.json")
     assert done.exit_code == 0 and done.stdout == f"written: {tmp_path}/p.html\n"
-    assert (tmp_path / "p.html").read_text() == report_html(plan)
+    command = shlex.join(["meshdsl", "report", str(tmp_path / "p.json")])
+    assert (tmp_path / "p.html").read_text() == report_html(plan, command=command)
     run(tmp_path / "p.json", "--html", tmp_path / "both.html", "--against", tmp_path / "q.json")
-    assert (tmp_path / "both.html").read_text() == report_html(plan, against=other)
+    assert (tmp_path / "both.html").read_text() == report_html(
+        plan, other, f"{command} {shlex.join(['--against', str(tmp_path / 'q.json')])}"
+    )
 
 
 def test_a_trace_and_json(plan, tmp_path):

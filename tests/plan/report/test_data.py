@@ -53,10 +53,10 @@ def test_axes_kinds_and_phases_add_up_to_the_plan(plan, data):
 
 
 def test_lines_add_up_to_the_plan(plan, data):
-    compute, wait, size, runs = zip(*(line[3:] for line in data["lines"]), strict=True)
+    compute, wait, size, runs = zip(*(line[3:7] for line in data["lines"]), strict=True)
     assert sum(size) == plan.bytes and sum(runs) == sum(c.trips for c in plan.collectives)
     assert sum(compute) + sum(wait) == pytest.approx(plan.seconds, rel=1e-6)
-    for source, *_, own_bytes, _ in data["lines"]:
+    for source, *_, own_bytes, _, _ in data["lines"]:
         assert own_bytes == sum(c.bytes * c.trips for c in plan.collectives if c.source == source)
 
 

@@ -4,15 +4,19 @@ import json
 import re
 from base64 import b64encode
 from dataclasses import replace
+from datetime import date
 from hashlib import sha256
 from html.parser import HTMLParser
 
 import pytest
 
+import meshdsl as md
 from meshdsl.errors import ArgumentError, MeshDSLError
 from meshdsl.plan.report import report_data, report_html, summary_html
+from meshdsl.plan.report.highlight import highlighted
 from meshdsl.plan.types import Timing
 from meshdsl.util.lazy import Lazy
+from meshdsl.util.text import percent_text
 from tests.plan.conftest import HOSTILE
 
 
@@ -55,6 +59,30 @@ def test_the_page_needs_nothing_else(plan):
     assert links and all(link.startswith("#") for link in links)
     assert "@import" not in text and "url(" not in text and "fetch(" not in text
     assert set(re.findall(r"https?://[^\"' )]+", text)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
+
+
+def test_the_title_says_what_was_drawn_when_and_by_what(plan):
+    page = Page(report_html(plan, command="meshdsl report 'p q.json'"))
+    assert f"step (conftest.py) on {plan.mesh}" in page.text and f"meshdsl {md.__version__}" in page.text
+    assert date.today().isoformat() in page.text and "meshdsl report 'p q.json'" in page.text
+
+
+def test_small_shares_are_not_rounded_to_nothing(plan):
+    assert plan.memory < 1e-4 * plan.topology.memory
+    assert "below 0.1% of" in " ".join(Page(report_html(plan)).text.split())
+    assert [percent_text(part) for part in (0, 1e-9, 0.004, 0.26, 1)] == ["0%", "below 0.1%", "0.4%", "26%", "100%"]
+
+
+def test_notes_come_first(plan):
+    text = report_html(replace(plan, notes=("a note",)))
+    assert text.index("a note") < text.index("costliest-title")
+
+
+@pytest.mark.parametrize("line", ["", "  return x  # \U0001f600 done", "def f(x): return 'a' + \"b\"", "\tif 1 <"])
+def test_highlighting_covers_the_line(line):
+    parts = highlighted(line)
+    assert sum(length for _, length in parts) == len(line)
+    assert all(kind in ("", "keyword", "string", "literal", "comment", "called") for kind, _ in parts)
 
 
 def test_links_within_the_page_lead_somewhere(plan):

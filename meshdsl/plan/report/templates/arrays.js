@@ -2,6 +2,17 @@
 const ACROSS = 8; // devices that are drawn along the last mesh axis ...
 const DOWN = [1, 8, 4, 2]; // ... and along each of the others, by how many these are
 
+const COLLAPSED = 4; // rows of replicated inputs, from which on they are shown on demand
+
+// What a part of a layout says: B, axis=B, axis=S(dim) or axis=P.
+function meaning(part) {
+  const at = part.indexOf("="), axis = part.slice(0, at), placement = part.slice(at + 1);
+  const size = (data.mesh.find(([name]) => name === axis) || [])[1];
+  if (placement === "B") return at < 0 ? "B (broadcast): every device holds all of it" : `B (broadcast): every device along ${axis} holds the same`;
+  if (placement.startsWith("S")) return `S (split): dim ${placement.slice(2, -1)} is divided over the ${size} devices along ${axis}`;
+  return `${placement} (partial): each of the ${size} devices along ${axis} holds one operand of a sum or extreme that is not taken yet`;
+}
+
 const drawnAxes = () => data.mesh.map(([name, size], i) => {
   const most = i === data.mesh.length - 1 ? ACROSS : DOWN[Math.min(data.mesh.length - 1, 3)];
   return { name, size, drawn: Math.min(size, most) };
@@ -10,18 +21,28 @@ const drawnAxes = () => data.mesh.map(([name, size], i) => {
 function showArrays(place) {
   const drawn = drawnAxes().some((axis) => axis.size > axis.drawn) ? "; of long axes only the first devices are drawn" : "";
   const names = data.mesh.map(([name]) => name), across = names.pop(), down = names.length ? `, ${names.join(" and ")} downwards` : "";
+  const replicated = data.arrays.filter((a) => !a.splits.length && !a.pinned), collapsed = replicated.length >= COLLAPSED;
   place.append(make("p", { class: "soft" }, `Devices of one colour hold the same block; grey: all hold everything. ${across} runs to the right${down}${drawn}.`));
+  inputs(place, "Inputs", collapsed ? data.arrays.filter((a) => a.splits.length || a.pinned) : data.arrays);
+  if (!collapsed) return;
+  const count = plural(sum(replicated.map((a) => a.number)), "input");
+  const rest = make("details", { ontoggle: () => rest.childElementCount > 1 || inputs(rest, "Replicated inputs", replicated) }, make("summary", {}, `${count} whole on every device: ${bytesText(sum(replicated.map((a) => a.bytes)))} of each`));
+  addEventListener("beforeprint", () => (rest.open = true));
+  place.append(rest);
+}
+
+function inputs(place, name, rows) {
   table(place, {
-    name: "Inputs",
+    name,
     noun: "row",
-    rows: data.arrays,
+    rows,
     text: (a) => `${a.name} ${a.type} ${a.layout} ${a.pinned}`,
     filters: { layout: (a) => a.layout, pinned: (a) => (a.pinned ? "pinned" : "planned") },
     columns: [
       { label: "input", class: "long", key: (a) => a.name, cell: (a) => make("code", { class: "clip" }, a.name, a.number > 1 ? make("span", { class: "soft" }, ` ×${a.number}`) : "") },
       { label: "type", class: "type", key: (a) => a.type, cell: (a) => make("code", { class: "clip" }, a.type) },
       { label: "on the mesh", cell: meshOf },
-      { label: "layout", key: (a) => a.layout, cell: (a) => make("span", { class: "clip" }, ...a.layout.split(" ").map((part) => make("code", { class: "chip" }, part))) },
+      { label: "layout", key: (a) => a.layout, cell: (a) => make("span", { class: "clip" }, ...a.layout.split(" ").map((part) => make("code", { class: "chip", title: meaning(part) }, part))) },
       { label: "pinned", key: (a) => a.pinned, cell: (a) => a.pinned },
       { label: "on a device", key: (a) => a.local.join(","), cell: (a) => make("code", {}, `[${a.local.join(",")}]`) },
       { label: "bytes per device", class: "number", first: "descending", start: true, key: (a) => a.bytes, cell: (a) => bytesText(a.bytes) },

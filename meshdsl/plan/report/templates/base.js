@@ -41,7 +41,10 @@ function scaled(value, units) {
 
 const bytesText = (n) => (n ? scaled(n, ["B", "kB", "MB", "GB", "TB", "PB"]) : "0 B");
 const secondsText = (s) => (s ? scaled(s * 1e6, ["us", "ms", "s"]) : "0 s");
-const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)}%` : "0%");
+function percent(part, whole) {
+  const share = whole ? (100 * part) / whole : 0;
+  return share === 0 ? "0%" : Math.abs(share) < 0.05 ? "below 0.1%" : `${share.toFixed(1)}%`;
+}
 const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 const shown = (text, most = 300) => (text.length > most ? `${text.slice(0, most)}… (${text.length} characters)` : text);
@@ -49,10 +52,10 @@ const shown = (text, most = 300) => (text.length > most ? `${text.slice(0, most)
 const METRICS = { seconds: ["time", secondsText], bytes: ["bytes", bytesText], runs: ["runs", (n) => n.toLocaleString("en")] };
 
 // A line of the source; its figures are per device and step.
-const lines = data.lines.map(([source, functionName, text, compute, sent, bytes, runs], position) => {
+const lines = data.lines.map(([source, functionName, text, compute, sent, bytes, runs, parts], position) => {
   const colon = source.lastIndexOf(":");
   const file = colon < 0 ? source : source.slice(0, colon);
-  return { position, source, file, number: source.slice(colon + 1), function: functionName, text, compute, sent, bytes, runs };
+  return { position, source, file, number: source.slice(colon + 1), function: functionName, text, compute, sent, bytes, runs, parts };
 });
 const lineOf = new Map(lines.map((line) => [line.source, line]));
 

@@ -46,7 +46,17 @@ function rowOf(line, most) {
   const bar = stacked([["compute", line.compute, `computing ${secondsText(line.compute)}`], ["sent", line.sent, `communication ${secondsText(line.sent)}`]], most);
   return make("tr", { id: `line-${line.position}`, tabindex: "-1", class: total ? "hot" : "", "--heat": most ? ((16 * total) / most).toFixed(1) : 0 },
     make("td", { class: "number" }, total ? secondsText(total) : ""), make("td", { class: "share" }, total ? bar : ""), sent,
-    make("td", { class: "number soft" }, line.number), make("td", { class: "code" }, line.text || (line.function ? `(in ${line.function})` : "")));
+    make("td", { class: "number soft" }, line.number), make("td", { class: "code" }, ...(line.text ? highlighted(line) : [line.function ? `(in ${line.function})` : ""])));
+}
+
+// The parts of a line in the colours of Python: each has a class and a number of characters.
+function highlighted({ text, parts }) {
+  const characters = [...text];
+  let from = 0;
+  return parts.map(([kind, length]) => {
+    const part = characters.slice(from, (from += length)).join("");
+    return kind ? make("span", { class: kind }, part) : part;
+  });
 }
 
 function reasonsButton(line) {

@@ -44,6 +44,7 @@ function follow() {
   else section(target).scrollIntoView();
 }
 
+addEventListener("beforeprint", () => Object.keys(SECTIONS).forEach(fill));
 addEventListener("hashchange", follow);
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href^='#']");

@@ -45,6 +45,7 @@ function paintMemory(chart, points, peak, width) {
     from = i;
   }
   if (near) chart.append(draw("line", { class: "limit", x1: left, x2: right, y1: y(data.limit), y2: y(data.limit) }), draw("text", { x: left + 4, y: y(data.limit) + 13 }, `${data.topology} has ${bytesText(data.limit)}`));
+  else chart.append(draw("text", { x: right, y: top - 8, "text-anchor": "end" }, `${data.topology} has ${bytesText(data.limit)}, ${digits(data.limit / data.memory)} times the peak`));
   const at = x(peak + 0.5), side = at > width / 2 ? "end" : "start";
   chart.append(draw("circle", { cx: at, cy: y(data.memory), r: 3, style: "fill:var(--text)" }));
   chart.append(draw("text", { x: at + (side === "end" ? -8 : 8), y: y(data.memory) - 8, "text-anchor": side }, `peak ${bytesText(data.memory)}, ${shown(lines[points[peak][1]].source, 40)}`));

@@ -38,14 +38,15 @@ function table(place, { name, rows, columns, filters = {}, text, noun = "row" })
     grow();
   }
 
-  function grow() {
+  function grow(most = CHUNK) {
     const from = body.childElementCount;
-    body.append(...left.slice(from, from + CHUNK).map((row) => make("tr", {}, ...columns.map((column) => make("td", { class: column.class || "" }, column.cell(row))))));
+    body.append(...left.slice(from, from + most).map((row) => make("tr", {}, ...columns.map((column) => make("td", { class: column.class || "", ...(typeof column.label === "string" ? { "data-label": column.label } : {}) }, column.cell(row))))));
   }
 
   scroller.addEventListener("scroll", () => {
     if (scroller.scrollTop + scroller.clientHeight > scroller.scrollHeight - 400) grow();
   });
+  addEventListener("beforeprint", () => grow(Infinity));
   const search = make("input", { type: "search", "aria-label": `Search ${name.toLowerCase()}`, placeholder: "search", oninput: () => { state.query = search.value; update(); } });
   const selects = Object.entries(filters).map(([label, of]) => select(label, [...new Set(rows.map(of))].sort(), (value) => { state.picked[label] = value; update(); }));
   place.append(make("div", { class: "controls" }, search, ...selects, count), scroller);
