@@ -7,7 +7,7 @@ fail, the page's content security policy runs only its own script, identified by
 
 import json
 from base64 import b64encode
-from collections import Counter
+from collections import defaultdict
 from datetime import date
 from functools import cache
 from hashlib import sha256
@@ -75,10 +75,11 @@ def save_report(plan: PlanData, path: str | PathLike[str], against: PlanData | N
 
 def _main_file(plan: PlanData) -> str:
     """The file whose lines cost most; empty if none is known."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for line in line_costs(plan):
         file, colon, _ = line.source.rpartition(":")
-        seconds[file] += line.total if colon else 0.0
+        if colon:
+            seconds[file] += line.total
     return max(seconds, key=seconds.__getitem__, default="")
 
 
