@@ -45,6 +45,21 @@ def test_the_readme_is_short():
     assert len(blocks(text)[0].code.strip().splitlines()) == 10
 
 
+FIGURES = {  # of the README, by the page of evidence that has them
+    "benchmarks": ("0.38", "33.1", "252.8", "62,812", "2.5", "1.3%", "2% off", "45 steps"),
+    "predictions": ("92 published runs",),
+    "coverage": ("5,594", "846"),
+    "strategies": ("21 strategies",),
+}
+
+
+@pytest.mark.parametrize("page", FIGURES)
+def test_figures_of_the_readme_are_those_of_the_evidence(page):
+    for file in ("README.md", f"docs/evidence/{page}.md"):
+        text = (ROOT / file).read_text()
+        assert [figure for figure in FIGURES[page] if figure not in text] == []
+
+
 def test_how_to_pages_are_short():
     sizes = {page.name: len(page.read_text().splitlines()) for page in SITE if page.parent.name == "howto"}
     assert {name: size for name, size in sizes.items() if size > HOWTO_LINES} == {}
