@@ -44,10 +44,7 @@ class Explanation:
       alternatives: every layout of the input with its best plan; empty without a program to plan.
 
     Example:
-      >>> def step(w, batch):
-      ...     return w - 0.1 * jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w)
-      >>> w, batch = jnp.ones((64, 32)), jnp.ones((512, 64))
-      >>> why = md.parallelize(step, "data=8", md.data_parallel()).explain("w", w, batch)
+      >>> why = md.parallelize(step, "data=8", md.data_parallel()).explain("params/up", params, batch)
       >>> sorted(str(each.layout) for each in why.alternatives)
       ['data=B', 'data=S(0)', 'data=S(1)']
     """

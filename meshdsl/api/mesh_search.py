@@ -399,10 +399,7 @@ def search(
       ArgumentError: lists all arguments that are not of these kinds.
 
     Example:
-      >>> def step(w, batch):
-      ...     return w - 0.1 * jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w)
-      >>> w, batch = jnp.ones((64, 32)), jnp.ones((512, 64))
-      >>> found = md.search(step, w, batch, devices=8, layouts=md.data_parallel(), axes=("data", "model"))
+      >>> found = md.search(step, params, batch, devices=8, layouts=md.data_parallel(), axes=("data", "model"))
       >>> len(found.candidates), found.best.plan.mesh.size
       (4, 8)
     """

@@ -54,7 +54,8 @@ class Program:
 
     Example:
       >>> program = md.Program(step, (params, batch), layouts={"batch": "data=S(0)"}, steps=100)
-      >>> print(md.search(program, devices=8))
+      >>> md.search(program, devices=8, axes=("data",)).best.mesh
+      'data=8'
     """
 
     step: Callable[..., Any]

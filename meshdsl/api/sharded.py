@@ -117,7 +117,8 @@ def parallelize(
 
     Example:
       >>> sharded = md.parallelize(step, md.Mesh(data=4, model=2, topology="dgx-h100"), {"batch": "data=S(0)"})
-      >>> print(sharded.plan(params, batch))
+      >>> print(sharded.plan(params, batch).layout("batch"))
+      data=S(0) model=B
       >>> params = sharded(params, batch)
 
     The search space and the cost model follow Alpa (Zheng et al. 2022) and GSPMD (Xu et al. 2021); every plan comes
@@ -156,14 +157,10 @@ class Sharded(Generic[Params, Result]):
     its kind (equal trees, shapes, dtypes, static arguments and settings of jax).
 
     Example:
-      >>> def step(w, batch):
-      ...     return w - 0.1 * jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w)
-      >>> w, batch = jnp.ones((64, 32)), jnp.ones((512, 64))
       >>> sharded = md.parallelize(step, "data=8", md.data_parallel())
-      >>> sharded.plan(w, batch).layout("batch")
-      Layout(data=S(0))
-      >>> sharded(w, batch).shape
-      (64, 32)
+      >>> print(sharded.plan(params, batch).layout("batch"))
+      data=S(0)
+      >>> params = sharded(params, batch)
     """
 
     def __init__(self, step: Callable[Params, Result], options: Options) -> None:

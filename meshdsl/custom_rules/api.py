@@ -73,7 +73,7 @@ def rule(
       RuleError: the text is not a rule, or the primitive has one already.
 
     Example:
-      >>> @md.rule("b s h _, b t h _, b t h e -> b s h e")
+      >>> @md.rule("b s h _, b t h _, b t h e -> b s h e")  # _ is never split
       ... def attention(q, k, v): ...
 
     The notation is that of einsum and of Shardy's sharding rules (``docs/propagation.md`` there).

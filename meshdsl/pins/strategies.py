@@ -246,6 +246,8 @@ def data_parallel(axis: str | Sequence[str] = (), batch: str | None = None) -> L
 
     Example:
       >>> sharded = md.parallelize(step, "data=8", md.data_parallel())
+      >>> print(sharded.plan(params, batch).layout("batch"))
+      data=S(0)
 
     Where parameters and optimizer state lie stays the planner's choice: it may well shard them.
     """
@@ -306,7 +308,9 @@ def fsdp(axis: str | Sequence[str] = (), min_size: int = MIN_SIZE, batch: str | 
       ArgumentError: an argument is not of these kinds.
 
     Example:
-      >>> sharded = md.parallelize(step, "data=8", md.fsdp(min_size=2**16))
+      >>> sharded = md.parallelize(step, "data=8", md.fsdp(min_size=2**12))
+      >>> print(sharded.plan(params, batch).layout("params/up"))
+      data=S(0)
 
     Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
     """
@@ -398,8 +402,10 @@ def tensor_parallel(
       ArgumentError: an argument is not of these kinds.
 
     Example:
-      >>> layouts = md.data_parallel() | md.tensor_parallel(columns="**/up/kernel", rows="**/down/kernel")
-      >>> sharded = md.parallelize(step, "data=4,model=2", layouts)
+      >>> layouts = md.data_parallel() | md.tensor_parallel(columns="**/up", rows="**/down")
+      >>> plan = md.parallelize(step, "data=4,model=2", layouts).plan(params, batch)
+      >>> print(plan.layout("params/up").on("model"), plan.layout("params/down").on("model"))
+      S(1) S(0)
 
     Source: Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models".
     """

@@ -26,10 +26,11 @@ class Plan(PlanData):
     give an equal plan, and an equal plan gives an equal file.
 
     Example:
-        plan = md.parallelize(step, md.Mesh(data=4)).plan(*args)
-        print(plan)
-        plan.save("plan.json")
-        plan.assert_at_most(bytes=2_000_000, kinds={"all-gather": 1})
+      >>> plan = md.parallelize(step, md.Mesh(data=4), md.data_parallel()).plan(params, batch)
+      >>> plan.save("plan.json")
+      >>> plan.assert_at_most(bytes=2_000_000)
+      >>> print(plan.partition_specs()["batch"] == jax.P("data", None), plan.memory < 1e6)
+      True True
     """
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -99,7 +100,9 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         names every faulty entry.
 
     Example:
-        plan = md.load_plan("plan.json")
-        sharded = md.parallelize(step, plan.mesh, plan=plan)
+      >>> md.parallelize(step, "data=8").plan(params, batch).save("plan.json")
+      >>> plan = md.load_plan("plan.json")
+      >>> md.parallelize(step, plan.mesh, plan=plan).plan(params, batch) == plan
+      True
     """
     return Plan(**vars(read_plan(path)))

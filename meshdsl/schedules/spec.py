@@ -45,7 +45,9 @@ class Pipeline:
 
     Example:
       >>> pipeline = md.Pipeline(16, "interleaved", chunks=2)
-      >>> step = md.parallelize(train_step, "pipe=4,data=2", {"params/layers/*": "pipe=S(0)"}, pipeline=pipeline)
+      >>> sharded = md.parallelize(step, "pipe=4,data=2", {"params/layers": "pipe=S(0)"}, pipeline=pipeline)
+      >>> pipeline.microbatches, pipeline.chunks
+      (16, 2)
     """
 
     microbatches: int

@@ -13,7 +13,17 @@ import pytest
 import meshdsl as md
 
 UNDOCUMENTED = ("nd", "DimsLike", "Tensor")  # a package, and aliases of types
+SIZES = {"up": (64, 256), "down": (256, 64)}  # of the parameters of the examples' step
 NAMES = [name for name in dict.fromkeys((*md.__all__, *md.nd.__all__)) if name not in UNDOCUMENTED]
+
+
+def step(params, batch):
+    """The step of the examples."""
+
+    def loss(params):
+        return jnp.mean((jax.nn.relu(batch @ params["up"]) @ params["down"] - batch) ** 2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
 
 
 def public(name):
@@ -26,7 +36,9 @@ def public(name):
 def examples(name):
     """The examples of a public name and of its methods, each with what the docstring says that it prints."""
     finder = doctest.DocTestFinder(exclude_empty=True)
-    found = finder.find(public(name), name, globs={"md": md, "jax": jax, "jnp": jnp})
+    params, batch = {key: jnp.ones(size) / 64 for key, size in SIZES.items()}, jnp.ones((512, 64))
+    given = {"md": md, "jax": jax, "jnp": jnp, "step": step, "params": params, "batch": batch}
+    found = finder.find(public(name), name, globs=given)
     return [test for test in found if test.examples]
 
 
