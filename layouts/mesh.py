@@ -1,4 +1,7 @@
-"""Mesh: ordered, named axes of devices, with or without devices behind them."""
+"""Mesh: ordered, named axes of devices, with or without devices behind them.
+
+Only ``Mesh.auto``, which asks for the devices at hand, imports jax.
+"""
 
 from collections.abc import Callable, Iterator
 from math import prod
@@ -15,7 +18,8 @@ class Mesh:
     A mesh names axes only; planning needs no devices. ``names`` and ``sizes`` are in the order of the axes.
 
     Args:
-      topology: links and speeds: a preset's name, a :class:`Topology`, or None for ``cpu``.
+      topology: links and speeds: a preset's name, a :class:`Topology`, or None for that of the devices at hand, which
+        is found when something is planned; until then, ``mesh.topology`` is ``cpu``.
       sizes: devices per axis, by its name.
 
     Raises:
@@ -28,10 +32,11 @@ class Mesh:
       8
     """
 
-    __slots__ = ("_hash", "names", "sizes_by_name", "topology")
+    __slots__ = ("_hash", "names", "sizes_by_name", "states_topology", "topology")
     sizes_by_name: dict[str, int]
     names: tuple[str, ...]
     topology: Topology
+    states_topology: bool
     _hash: int
 
     def __init__(self, *, topology: Topology | str | None = None, **sizes: int) -> None:
@@ -44,6 +49,7 @@ class Mesh:
         object.__setattr__(self, "sizes_by_name", dict(sizes))
         object.__setattr__(self, "names", tuple(sizes))
         object.__setattr__(self, "topology", named)
+        object.__setattr__(self, "states_topology", topology is not None)
         object.__setattr__(self, "_hash", hash((tuple(sizes.items()), named)))
 
     @classmethod
@@ -53,6 +59,36 @@ class Mesh:
         if "topology" in sizes:
             raise NotationError(f"an axis cannot be called 'topology', as in {text!r}; Mesh(topology=...) is its costs")
         return cls(topology=topology, **sizes)
+
+    @classmethod
+    def auto(cls, axis: str = "data", *, topology: Topology | str | None = None, **inner: int) -> "Mesh":
+        """Returns the mesh of all devices at hand, those of ``jax.devices()``.
+
+        Args:
+          axis: the outermost axis, which takes the devices that the others leave.
+          topology: as in ``Mesh``.
+          inner: sizes of further axes, by their names.
+
+        Raises:
+          NotationError: a name or size is not that of an axis.
+          LayoutError: the devices do not divide into these axes.
+
+        Example:
+          >>> md.Mesh.auto(), md.Mesh.auto("fsdp", model=2)      # on 8 devices
+          (Mesh(data=8), Mesh(fsdp=4, model=2))
+        """
+        import jax
+
+        if axis in inner:
+            raise NotationError(f"Mesh.auto({axis}=...): the outermost axis {axis!r} takes the devices that are left")
+        count, inside = jax.device_count(), cls(topology=topology, **{axis: 1}, **inner).size
+        if count % inside:
+            given = ", ".join(f"{name}={size}" for name, size in inner.items())
+            raise LayoutError(
+                f"Mesh.auto({given}): {count} devices do not divide into groups of {inside}; the sizes have to "
+                f"multiply to one of {', '.join(str(n) for n in range(1, count + 1) if count % n == 0)}"
+            )
+        return cls(topology=topology, **{axis: count // inside}, **inner)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -81,8 +117,8 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[Callable[..., "Mesh"], tuple[dict[str, int], Topology]]:
-        return _made, (self.sizes_by_name, self.topology)
+    def __reduce__(self) -> tuple[Callable[..., "Mesh"], tuple[dict[str, int], Topology | None]]:
+        return _made, (self.sizes_by_name, self.topology if self.states_topology else None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a mesh is a value; {name} cannot be set")
@@ -98,5 +134,5 @@ def _is_size(size: object) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size >= 1
 
 
-def _made(sizes: dict[str, int], topology: Topology) -> Mesh:
+def _made(sizes: dict[str, int], topology: Topology | None) -> Mesh:
     return Mesh(topology=topology, **sizes)

@@ -3,6 +3,8 @@
     topology = md.calibrate(md.Mesh(data=4, model=2))
     mesh = md.Mesh(data=4, model=2, topology=topology)
 
+    md.calibrate(md.Mesh(data=4, model=2), keep=True)      # for all later plans over this mesh that state no topology
+
 Wrong constants give bad plans: with a datacenter GPU's constants, a toy model on a CPU is planned as "replicate
 everything". So each constant is measured under the conditions of a step, in one compiled program over all devices at
 once, which matters where virtual devices share a few cores.
@@ -35,6 +37,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from meshdsl.layouts.machine import keep_topology
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.shardings import StatedMesh, mesh_of
@@ -51,12 +54,14 @@ BYTES_PER_PROGRAM = 1 << 23  # of messages; bounds the iterations of a collectiv
 Body = Callable[[jax.Array], jax.Array]
 
 
-def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None) -> Topology:
+def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, keep: bool = False) -> Topology:
     """Measure ``mesh`` on ``devices``; takes well under a minute.
 
     Args:
       mesh: the axes to measure, of ours, of jax, or as text; a topology of its own is ignored.
       devices: the devices of the mesh, outermost axis first; default is the first of ``jax.devices()``.
+      keep: write the topology to the user's folder of measured topologies, from where plans over a mesh of these axes
+        and this kind of device take it if they state none.
 
     Returns:
       A topology with a link per axis, which fits meshes with these axes only: FLOP/s, bytes/s, seconds of latency.
@@ -76,7 +81,8 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None) -> 
     axes = tuple((name, _link(bench, name, size)) for name, size in mesh if size > 1)
     slowest = min((link for _, link in axes), key=lambda link: link.bandwidth, default=Link(overhead, memory))
     half_side = _half_side(bench)
-    return Topology(
+    kind = bench.mesh.devices.flat[0].device_kind
+    found = Topology(
         name="calibrated",
         flops16=_flops(bench, jnp.bfloat16, half_side),
         flops32=_flops(bench, jnp.float32, half_side),
@@ -87,8 +93,11 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None) -> 
         overhead=overhead,
         links=(slowest,),
         axes=axes,
-        source=f"measured on {bench.mesh.size} x {bench.mesh.devices.flat[0].device_kind}",
+        source=f"measured on {bench.mesh.size} x {kind}",
     )
+    if keep:
+        keep_topology(found, kind, mesh)
+    return found
 
 
 @dataclass(frozen=True)
@@ -206,9 +215,9 @@ class _CallableModule(ModuleType):
     ``__call__``.
     """
 
-    def __call__(self, mesh: StatedMesh, devices: Sequence[jax.Device] | None = None) -> Topology:
+    def __call__(self, mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, keep: bool = False) -> Topology:
         """See :func:`calibrate`."""
-        return calibrate(mesh, devices)
+        return calibrate(mesh, devices, keep)
 
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -15,13 +15,16 @@ axes.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
-from meshdsl.errors import LayoutError, NotationError
+from meshdsl.errors import LayoutError, NotationError, first_line
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.machine import FoundTopology, kept_topology, topology_of_kind
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, Placement, S
 from meshdsl.layouts.topology import Topology
@@ -31,10 +34,26 @@ StatedMesh = Mesh | JaxMesh | AbstractMesh | str  # a mesh as users state it
 
 
 def mesh_of(mesh: StatedMesh, topology: Topology | str | None = None) -> Mesh:
-    """Returns the mesh that a text, or a mesh of jax, names, with this topology; a mesh of ours as it is."""
+    """Returns the mesh that is named, ours, in jax or as text, with this topology unless it states one."""
     if isinstance(mesh, Mesh):
-        return mesh
+        return mesh if topology is None or mesh.states_topology else Mesh(topology=topology, **mesh.sizes_by_name)
     return Mesh.parse(mesh, topology) if isinstance(mesh, str) else Mesh(topology=topology, **dict(mesh.shape))
+
+
+def topology_at_hand(mesh: Mesh | None = None, devices: Sequence[jax.Device] | None = None) -> FoundTopology:
+    """Returns the topology of devices such as these, by default ``jax.devices()``, which starts jax's backend.
+
+    Args:
+      mesh: for which a measured topology may be kept; None leaves measured ones out.
+      devices: of which the first counts. Where there is none, the topology of a CPU is assumed.
+    """
+    try:
+        first = (jax.devices() if devices is None else devices)[0]
+    except (RuntimeError, IndexError) as error:
+        note = f"topology cpu is assumed, as jax finds no devices ({first_line(error)}); state topology="
+        return replace(topology_of_kind("cpu", "cpu"), note=note, assumed=True)
+    found = kept_topology(first.device_kind, mesh) if mesh is not None else None
+    return found or topology_of_kind(first.platform, first.device_kind)
 
 
 def stated_layout(stated: Any, rank: int, is_type: bool = False) -> tuple[Layout, tuple[int, ...]] | None:

@@ -13,8 +13,15 @@ from meshdsl.layouts.topology import load_topology, preset_names, save_topology
 
 
 @pytest.fixture(scope="module")
-def measured():
-    return calibrate(Mesh(data=2, model=1), jax.devices()[:2])
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("topologies")
+
+
+@pytest.fixture(scope="module")
+def measured(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHDSL_TOPOLOGIES", str(folder))
+        return calibrate(Mesh(data=2, model=1), jax.devices()[:2], keep=True)
 
 
 def test_a_fit_recovers_latency_and_bandwidth():
@@ -40,6 +47,11 @@ def test_every_figure_is_a_sane_measurement(measured):
 def test_a_mesh_takes_it(measured):
     mesh = Mesh(data=2, model=1, topology=measured)
     assert mesh.topology.axis_links(mesh)["data"] == dict(measured.axes)["data"]
+
+
+def test_it_is_kept_for_its_mesh_and_kind_of_device(measured, folder):
+    (file,) = folder.iterdir()
+    assert (file.name, load_topology(file)) == ("cpu_data-2_model-1.toml", measured)
 
 
 def test_files_round_trip(measured, tmp_path):

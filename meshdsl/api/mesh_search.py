@@ -11,6 +11,7 @@ whose bound exceeds the memory limit, or the seconds of a plan already found, is
 are listed last, with the reason.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,9 +34,11 @@ from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.planner.bounds.trivial import least_memory, least_seconds
 from meshdsl.schedules.spec import CHUNKED, Pipeline
-from meshdsl.shardings import Stated
+from meshdsl.shardings import Stated, topology_at_hand
 from meshdsl.trace import trace
 from meshdsl.util.text import bytes_text, seconds_text, table
+
+log = logging.getLogger("meshdsl")
 
 MICROBATCHES_PER_STAGE = 4  # where neither the program nor the user names a number
 DEFAULT_AXES = {"data": 0, "model": 2}  # name -> position among the axes; other axes have position 1
@@ -362,7 +365,7 @@ def search(
     step: Callable[..., Any] | Program,
     *args: Any,
     devices: int,
-    topology: Topology | str = "cpu",
+    topology: Topology | str | None = None,
     axes: Sequence[str] | None = None,
     microbatches: Sequence[int] | None = None,
     schedules: Sequence[str] = ("1f1b",),
@@ -379,7 +382,7 @@ def search(
       step: a program, or a function whose arguments are ``args``.
       *args: arrays or ``jax.ShapeDtypeStruct``, for a function.
       devices: number of devices.
-      topology: costs of devices and links; a preset's name, or a topology.
+      topology: costs of devices and links; a preset's name, or a topology. Default: that of the devices at hand.
       axes: mesh axes, outermost first; an axis may get a single device. Devices of ``pipe`` are stages: stacks of
         layers are split over it, also where no rule says so. Default: the axes that layouts and rules name, ``data``
         and ``model`` where they name fewer than two, and ``pipe`` if the program has a stack of layers.
@@ -405,6 +408,11 @@ def search(
     """
     _check_arguments(devices, axes, microbatches, schedules, chunks, recompute, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)
+    if topology is None:  # one for all meshes: figures that were measured for some of them alone do not compare
+        at_hand = topology_at_hand()
+        topology = at_hand.topology
+        if at_hand.assumed:
+            log.warning("search: %s", at_hand.note)
     space = ConfigurationSearch(program, topology, rules, memory)
     progress("tracing")
     _ = space.on_devices or space.traced

@@ -15,16 +15,17 @@ from typing import Any
 
 import jax
 
-from meshdsl.errors import ArgumentError, MeshDSLError, NotationError, faults, is_a, nearest
+from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, NotationError, faults, is_a, nearest
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.machine import FoundTopology
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
 from meshdsl.pins import LayoutTable, replaced_inputs
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
-from meshdsl.shardings import StatedMesh, mesh_of, pin_of
+from meshdsl.shardings import StatedMesh, mesh_of, pin_of, topology_at_hand
 from meshdsl.trace.arguments import step_name
 from meshdsl.util.paths import quote, split_path
 
@@ -53,6 +54,7 @@ class Options:
     """The arguments of :func:`meshdsl.parallelize`, normalised; memory in bytes, time limit in seconds.
 
     Args:
+      found: how the mesh's topology was found, if none was stated and something is planned.
       mapped: the step was given as ``jax.pmap`` returned it.
     """
 
@@ -74,6 +76,23 @@ class Options:
     constraints: str = "keep"
     mapped: bool = False
     uneven: str = "error"
+    found: FoundTopology | None = None
+
+    def at_hand(self) -> "Options":
+        """Return the same with the topology of the devices at hand, if the mesh states none.
+
+        Raises:
+          LayoutError: the mesh does not fit that topology.
+        """
+        if self.mesh.states_topology:
+            return self
+        found = topology_at_hand(self.mesh, self.devices)
+        try:
+            return replace(self, mesh=mesh_of(self.mesh, found.topology), found=found)
+        except LayoutError as error:
+            raise LayoutError(
+                f"{error}\nthe topology is that of the devices at hand; topology= states another"
+            ) from None
 
 
 def memory_bytes(memory: str | float | None) -> float | None:
@@ -205,7 +224,7 @@ def parse_pin_changes(layouts: object, current: LayoutTable, mesh: Mesh) -> Layo
 
 
 def _parse_mesh(mesh: object, topology: Topology | None, rows: list[str]) -> Mesh:
-    """Return the mesh; a text, or a mesh of jax, has no topology, so that of the plan to run is taken."""
+    """Return the mesh; one that states no topology has that of the plan to run."""
     if isinstance(mesh, StatedMesh):
         try:
             return mesh_of(mesh, topology)

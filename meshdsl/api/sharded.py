@@ -10,7 +10,7 @@ A call goes down the stages of ``meshdsl.api.stages``, once per kind of call.
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import update_wrapper
+from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -77,8 +77,8 @@ def parallelize(
     Args:
       step: a function of pytrees of arrays, as ``jax.jit`` takes it; of one that ``jax.pmap`` returned, the function
         that it maps is taken, and arrays are whole.
-      mesh: a mesh, its text ``"data=4,model=2"``, or a mesh of jax, whose devices are then used; the topology of the
-        latter two is that of ``plan``, or ``cpu``.
+      mesh: a mesh, its text ``"data=4,model=2"``, or a mesh of jax, whose devices are then used. Where it states no
+        topology, that of ``plan`` is taken, else that of the devices at hand, which the plan says.
       layouts: pins by globs over argument names and tree paths; axes not named are free. A layout may be a
         ``PartitionSpec`` or ``NamedSharding``: axes that it does not name are then ``B``, as in jax. Strategies such as
         ``md.fsdp()`` are pins too, combined by ``|``.
@@ -399,6 +399,14 @@ class Sharded(Generic[Params, Result]):
         values = [args[key] if isinstance(key, int) else kwargs[key] for key in static]
         return (dynamic, keywords), (static, *values, *map(type, values))
 
+    @cached_property
+    def _at_hand(self) -> Options:
+        """The options under which calls are planned: without a stated topology, with that of the devices at hand."""
+        options = self.options.at_hand()
+        if options.found is not None and options.found.assumed:
+            log.warning("%s: %s", step_name(self.step), options.found.note)
+        return options
+
     def _stages_of(self, call: Call) -> CallStages:
         """Return the stages of this kind of call; a new kind is traced, and logged if another has been planned."""
         kind = CallKind.of(self.step, call)
@@ -409,7 +417,7 @@ class Sharded(Generic[Params, Result]):
             if devices is None:
                 self._traced[kind] = program
             start = self._starts.get(kind) if devices is None else None  # else the program depends on the pins
-            stages = CallStages(self.step, self.options, program, devices, start=start, settings=kind.settings)
+            stages = CallStages(self.step, self._at_hand, program, devices, start=start, settings=kind.settings)
             stages = self._after_others(kind, stages)
             if stages.uneven:
                 log.warning("%s: %s", stages.traced.name, "; ".join(shortened(stages.uneven_notes)))

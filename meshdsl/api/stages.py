@@ -141,7 +141,8 @@ class CallStages:
         """
         program = check_rules(fit_constraints(self.traced, self.options.mesh))
         unused = self.user_pins.unused_rules(program)
-        notes = [*program.notes, *unused, *self._stated[1]]
+        found = self.options.found
+        notes = [*program.notes, *([found.note] if found and found.note else []), *unused, *self._stated[1]]
         notes += overridden_pins(self.options.layouts.on(self.options.mesh), program)
         return replace(program, notes=notes, warnings=[*program.warnings, *unused])
 

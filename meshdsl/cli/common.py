@@ -36,15 +36,14 @@ if TYPE_CHECKING:
 # ---- Arguments and options -------------------------------------------------------------------------------------------
 
 DEFAULT_MESH = "data=4,model=2"
-DEFAULT_TOPOLOGY = "cpu"
 
 _PROGRAM = "path/to/file.py, which defines 'program', or module:attribute"
-_COSTS = "costs of links and devices: a preset or a TOML file"
+_COSTS = "costs of links and devices: a preset or a TOML file; default: those of the devices at hand"
 ProgramName = Annotated[str, typer.Argument(help=_PROGRAM, show_default=False)]
 OptionalProgram = Annotated[str | None, typer.Argument(help=_PROGRAM)]
 SavedPlan = Annotated[Path, typer.Argument(help="a saved plan", show_default=False)]
 MeshText = Annotated[str, typer.Option("--mesh", help="mesh axes with their sizes, outermost first")]
-TopologyName = Annotated[str, typer.Option("--topology", help=_COSTS, autocompletion=preset_names)]
+TopologyName = Annotated[str | None, typer.Option("--topology", help=_COSTS, autocompletion=preset_names)]
 RulesText = Annotated[str | None, typer.Option("--rules", help="layout rules, such as 'batch:data hidden:model'")]
 MemoryText = Annotated[
     str | None, typer.Option("--memory", help="memory limit per device, such as 60GiB; default: the topology's")
@@ -154,9 +153,9 @@ def _program(name: str, attribute: str, namespace: dict[str, Any]) -> "Program":
     return made
 
 
-def load_mesh(text: str, topology: str) -> Mesh:
-    """The mesh written as ``data=4,model=2``, with the costs of a topology."""
-    return Mesh.parse(text, topology=load_topology_named(topology))
+def load_mesh(text: str, topology: str | None = None) -> Mesh:
+    """The mesh written as ``data=4,model=2``, with the costs of a topology; None is that of the devices at hand."""
+    return Mesh.parse(text, topology=load_topology_named(topology) if topology else None)
 
 
 def load_topology_named(name: str) -> Topology:

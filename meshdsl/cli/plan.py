@@ -8,7 +8,6 @@ import typer
 
 from meshdsl.cli.common import (
     DEFAULT_MESH,
-    DEFAULT_TOPOLOGY,
     AsJSON,
     Chunks,
     MemoryText,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:  # these import jax, which help texts do without
 def plan(
     program: ProgramName,
     mesh: MeshText = DEFAULT_MESH,
-    topology: TopologyName = DEFAULT_TOPOLOGY,
+    topology: TopologyName = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
@@ -127,7 +126,7 @@ def verify(
         str | None, typer.Option(help="mesh axes; default: data=4,model=2, or the shape of the target")
     ] = None,
     topology: Annotated[
-        str | None, typer.Option(help="preset or TOML file; default: cpu, or the target's preset")
+        str | None, typer.Option(help="preset or TOML file; default: that of the target, or of the devices at hand")
     ] = None,
     rules: RulesText = None,
     memory: MemoryText = None,
@@ -147,9 +146,8 @@ def verify(
     from meshdsl.lowering.aot_targets import parse_target
 
     absent = parse_target(target) if target else None
-    over = load_mesh(
-        mesh or (absent.mesh if absent else DEFAULT_MESH), topology or (absent.preset if absent else DEFAULT_TOPOLOGY)
-    )
+    shape = mesh or (absent.mesh if absent else DEFAULT_MESH)
+    over = load_mesh(shape, topology or (absent.preset if absent else None))
     if absent:
         absent.devices(over)
     else:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshdsl.cli.common import (
-    DEFAULT_TOPOLOGY,
     AsJSON,
     MemoryText,
     ProgramName,
@@ -41,7 +40,7 @@ def search(
     schedule: Annotated[str, typer.Option(help="pipeline schedules to try, such as 1f1b,interleaved")] = "1f1b",
     chunks: Annotated[str, typer.Option(help="chunks per stage to try, for interleaved schedules")] = "1",
     recompute: Annotated[str, typer.Option(help="recomputation in the backward pass to try: stage,none")] = "stage",
-    topology: TopologyName = DEFAULT_TOPOLOGY,
+    topology: TopologyName = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     save: SavePlan = None,
@@ -59,7 +58,7 @@ def search(
         found = search_meshes(
             loaded,
             devices=devices,
-            topology=load_topology_named(topology),
+            topology=load_topology_named(topology) if topology else None,
             axes=axes.split(",") if axes else None,
             microbatches=_numbers("microbatches", microbatches) if microbatches else None,
             schedules=schedule.split(","),
@@ -72,7 +71,7 @@ def search(
     best = found.candidates[0]
     if save is not None and best.plan:
         best.plan.save(save)
-    command = ["meshdsl", "plan", program, *_options(best, loaded), "--topology", topology]
+    command = ["meshdsl", "plan", program, *_options(best, loaded), *(["--topology", topology] if topology else [])]
     command += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
     text = f"{found}\n\nthe fastest: {shlex.join(command)}" if best.plan else found
     facts = {"devices": devices, "candidates": [candidate.facts for candidate in found.candidates]}

@@ -8,7 +8,6 @@ import typer
 
 from meshdsl.cli.common import (
     DEFAULT_MESH,
-    DEFAULT_TOPOLOGY,
     AsJSON,
     MeshText,
     check_writable,
@@ -59,6 +58,9 @@ def show_one(
 def calibrate(
     mesh: MeshText = DEFAULT_MESH,
     save: Annotated[Path | None, typer.Option(help="write the topology to this TOML file")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="plans over this mesh on this machine take it by default")
+    ] = False,
     as_json: AsJSON = False,
 ) -> None:
     """Measure this machine: latency and bandwidth of every axis, FLOP/s, memory bandwidth; under a minute."""
@@ -67,10 +69,10 @@ def calibrate(
     from meshdsl.calibrate import calibrate as measure
 
     check_writable(save)
-    over = load_mesh(mesh, DEFAULT_TOPOLOGY)
+    over = load_mesh(mesh)
     jax.config.update("jax_num_cpu_devices", over.size)
     with working(f"measuring {over}"):
-        found = measure(over)
+        found = measure(over, keep=keep)
     if save is not None:
         save_topology(found, save)
     show("topology calibrate", topology_text(found).removesuffix("\n"), asdict(found), as_json)

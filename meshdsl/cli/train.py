@@ -9,7 +9,6 @@ import typer
 
 from meshdsl.cli.common import (
     DEFAULT_MESH,
-    DEFAULT_TOPOLOGY,
     AsJSON,
     Chunks,
     MemoryText,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 def train(
     program: ProgramName,
     mesh: MeshText = DEFAULT_MESH,
-    topology: TopologyName = DEFAULT_TOPOLOGY,
+    topology: TopologyName = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,

@@ -171,7 +171,9 @@ def test_a_loaded_plan_of_another_topology():
     slow = replace(MESH.topology, overhead=1.0)
     plan = md.parallelize(step, Mesh(topology=slow, data=4, model=2)).plan(*ARGS)
     keep = "parallelize over plan.mesh to keep the plan's"
-    assert loaded(plan) == [f"topology cpu: overhead is 1.0 in the plan, {MESH.topology.overhead} here; {keep}"]
+    here = Mesh(topology="cpu", data=4, model=2)
+    assert loaded(plan, here) == [f"topology cpu: overhead is 1.0 in the plan, {here.topology.overhead} here; {keep}"]
+    assert md.parallelize(step, MESH, plan=plan).plan(*ARGS) is plan  # a mesh that states none has the plan's
     assert loaded(plan, Mesh(topology="dgx-h100", data=4, model=2)) == [
         f"topology: cpu in the plan, dgx-h100 here; {keep}"
     ]

@@ -7,7 +7,7 @@ from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology, load_topology, preset_names, save_topology, topology
 
-PRESETS = "cpu dgx-1v dgx-a100 dgx-h100 gb200-nvl72 tpu-v4 tpu-v5e tpu-v5p tpu-v6e"
+PRESETS = "cpu dgx-1v dgx-a100 dgx-h100 dgx-h200 gb200-nvl72 tpu-v4 tpu-v5e tpu-v5p tpu-v6e"
 NODE = Topology("node", 1e12, 1e12, 1e11, 1e10, 0.0, (Link(1e-5, 1e10, devices=8),))
 
 
@@ -25,7 +25,9 @@ def test_every_preset_states_its_source_and_reads_back(tmp_path):
         assert load_topology(tmp_path / "t.toml") == found
 
 
-@pytest.mark.parametrize("name, inside", [("dgx-1v", 8), ("dgx-a100", 8), ("dgx-h100", 8), ("gb200-nvl72", 64)])
+@pytest.mark.parametrize(
+    "name, inside", [("dgx-1v", 8), ("dgx-a100", 8), ("dgx-h100", 8), ("dgx-h200", 8), ("gb200-nvl72", 64)]
+)
 def test_switches_link_the_innermost_devices(name, inside):
     slow, fast = bandwidths(name, data=2, model=inside)
     assert fast > 7 * slow
