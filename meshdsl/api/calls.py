@@ -12,7 +12,7 @@ All calls take that way, with one shape or many, static arguments, keywords, num
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 from meshdsl.api.ambient import JaxSettings
 from meshdsl.api.executable import Executable
 from meshdsl.ir.graph import array_type
+from meshdsl.layouts.layout import Layout
 from meshdsl.trace import Call
 from meshdsl.trace.arguments import argument_names, check_values
 from meshdsl.trace.objects import NO_OBJECTS, Binding, Objects
@@ -58,6 +59,7 @@ class CallKind:
       static: other arguments by name, each with its type: 1, True and 1.0 are equal, but not the same.
       leaves: the types of the arrays.
       paths: their paths, for messages.
+      lies: where they lie, if that pins them.
     """
 
     tree: Any
@@ -65,6 +67,7 @@ class CallKind:
     leaves: tuple[LeafType, ...]
     settings: JaxSettings
     paths: tuple[str, ...] = field(compare=False)
+    lies: tuple[Layout | None, ...] = ()
 
     @classmethod
     def of(cls, step: Callable[..., Any], call: Call) -> "CallKind":
@@ -74,14 +77,19 @@ class CallKind:
         static = tuple((name, type(named[name]), named[name]) for name in sorted(named))
         return cls(call.tree, static, tuple(map(leaf_type, call.leaves)), JaxSettings.current(), call.paths)
 
+    @property
+    def anywhere(self) -> "CallKind":
+        """The kind of the same call with arguments that lie anywhere: both are traced alike."""
+        return replace(self, lies=())
+
     def shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Return the arguments as shapes: without values, devices and shardings."""
         return [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak) for x in self.leaves]
 
     def is_same_but_weak(self, other: "CallKind") -> bool:
         """Whether the two differ in nothing but weak types, and what a tree holds beside its arrays."""
-        same = (self.static, self.settings, self.paths) == (other.static, other.settings, other.paths)
-        return same and [x[:2] for x in self.leaves] == [x[:2] for x in other.leaves]
+        facts = attrgetter("static", "settings", "paths", "lies")
+        return facts(self) == facts(other) and [x[:2] for x in self.leaves] == [x[:2] for x in other.leaves]
 
     def differences(self, before: "CallKind") -> list[str]:
         """Return a line per thing that is different from ``before``; of several arrays the first stands for all."""
@@ -91,6 +99,10 @@ class CallKind:
         found.append(_first_of([f"{path} is new" for path in now if path not in then], ""))
         found += _static_changes(dict(_named(self.static)), dict(_named(before.static)))
         found += self.settings.differences(before.settings)
+        lies = zip(self.paths, self.lies, before.lies, strict=False)
+        found.append(
+            _first_of([f"{path} lies as {at} instead of {was}" for path, at, was in lies if at != was], "moved")
+        )
         lines = [line for line in found if line]
         if not lines and self.tree != before.tree:
             return ["what the tree of its arguments holds beside arrays changed"]
@@ -144,6 +156,11 @@ def leaf_forms(tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
         for i in static_indices(tree, leaves):
             looks[i] = Static(leaves[i])
         return types, tuple(looks)
+
+
+def placements(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the shardings of the leaves that are committed to devices, None for others."""
+    return tuple(x.sharding if getattr(x, "committed", False) else None for x in leaves)
 
 
 def _look(x: Any) -> Any:

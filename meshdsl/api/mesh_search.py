@@ -412,7 +412,7 @@ def search(
         at_hand = topology_at_hand()
         topology = at_hand.topology
         if at_hand.assumed:
-            log.warning("search: %s", at_hand.note)
+            log.warning("%s", at_hand.note)
     space = ConfigurationSearch(program, topology, rules, memory)
     progress("tracing")
     _ = space.on_devices or space.traced

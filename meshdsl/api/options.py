@@ -6,6 +6,7 @@ anything is traced.
 """
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,9 @@ from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, NotationErr
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.machine import FoundTopology
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
-from meshdsl.pins import LayoutTable, replaced_inputs
+from meshdsl.pins import AS_GIVEN, GivenLayouts, LayoutTable, replaced_inputs
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.shardings import StatedMesh, mesh_of, pin_of, topology_at_hand
@@ -46,6 +46,7 @@ UNEVEN = ("error", "replicate", "pad")  # what becomes of a pin that does not di
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 CONSTRAINTS = ("keep", "ignore")  # what becomes of shardings that jax's own functions state
+log = logging.getLogger("meshdsl")
 NO_MESH = Mesh(none=1)  # stands for a mesh that could not be read, until the faults are raised
 
 
@@ -54,8 +55,8 @@ class Options:
     """The arguments of :func:`meshdsl.parallelize`, normalised; memory in bytes, time limit in seconds.
 
     Args:
-      found: how the mesh's topology was found, if none was stated and something is planned.
       mapped: the step was given as ``jax.pmap`` returned it.
+      notes: for the plan, on what was found when something is planned: the topology, where arguments lie.
     """
 
     mesh: Mesh
@@ -76,7 +77,7 @@ class Options:
     constraints: str = "keep"
     mapped: bool = False
     uneven: str = "error"
-    found: FoundTopology | None = None
+    notes: tuple[str, ...] = ()
 
     def at_hand(self) -> "Options":
         """Return the same with the topology of the devices at hand, if the mesh states none.
@@ -87,12 +88,19 @@ class Options:
         if self.mesh.states_topology:
             return self
         found = topology_at_hand(self.mesh, self.devices)
+        if found.assumed:
+            log.warning("%s", found.note)
         try:
-            return replace(self, mesh=mesh_of(self.mesh, found.topology), found=found)
+            mesh = mesh_of(self.mesh, found.topology)
         except LayoutError as error:
             raise LayoutError(
                 f"{error}\nthe topology is that of the devices at hand; topology= states another"
             ) from None
+        return replace(self, mesh=mesh, notes=(found.note,) if found.note else ())
+
+    def as_given(self, given: GivenLayouts) -> "Options":
+        """Return the same with arguments pinned as they lie."""
+        return replace(self, layouts=replace(self.layouts, given=given.pins), notes=(*self.notes, *given.notes))
 
 
 def memory_bytes(memory: str | float | None) -> float | None:
@@ -242,7 +250,13 @@ def _mesh_remedy(mesh: object) -> str:
 
 
 def _parse_layouts(table: object, mesh: Mesh, rows: list[str]) -> LayoutTable:
-    """Return what ``layouts=`` states: globs, and strategies such as ``md.fsdp()``."""
+    """Return what ``layouts=`` states: globs, strategies such as ``md.fsdp()``, or that arguments stay as they lie."""
+    if isinstance(table, str):
+        if table != AS_GIVEN:
+            rows.append(
+                f"layouts: {table!r} is not {AS_GIVEN!r}{nearest(table, [AS_GIVEN])}, nor a dict of layouts by globs"
+            )
+        return LayoutTable(as_given=True)
     if not isinstance(table, LayoutTable):
         return LayoutTable(_parse_table("layouts", table, mesh, rows))
     return replace(table, globs=_parse_table("layouts", table.globs, mesh, rows))

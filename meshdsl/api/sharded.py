@@ -17,7 +17,7 @@ import jax
 
 from meshdsl.api.ambient import JaxSettings, call_settings, explicit_mesh
 from meshdsl.api.axis_names import inner_of_pmap
-from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest_kind
+from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest_kind, placements
 from meshdsl.api.check import check_step
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
@@ -32,6 +32,7 @@ from meshdsl.lowering.numerics import CheckReport, check_tolerance
 from meshdsl.lowering.reference import is_divided, whole_step
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
+from meshdsl.pins import GivenLayouts
 from meshdsl.pipelining import whole_function
 from meshdsl.plan.build import without_rule
 from meshdsl.plan.plan import Plan
@@ -53,7 +54,7 @@ log = logging.getLogger("meshdsl")
 def parallelize(
     step: Callable[Params, Result],
     mesh: StatedMesh,
-    layouts: Mapping[str, Stated] | None = None,
+    layouts: Mapping[str, Stated] | str | None = None,
     outputs: Mapping[str, Stated] | None = None,
     memory: str | float | None = None,
     donate_argnums: int | Iterable[int] = (),
@@ -81,7 +82,7 @@ def parallelize(
         topology, that of ``plan`` is taken, else that of the devices at hand, which the plan says.
       layouts: pins by globs over argument names and tree paths; axes not named are free. A layout may be a
         ``PartitionSpec`` or ``NamedSharding``: axes that it does not name are then ``B``, as in jax. Strategies such as
-        ``md.fsdp()`` are pins too, combined by ``|``.
+        ``md.fsdp()`` are pins too, combined by ``|``. ``"as-given"`` pins the arguments that lie sharded as they lie.
       outputs: pins by globs over the results' paths; other results follow the inputs that they replace.
       rules: mesh axes by named dims, ``"batch:data hidden:model"``; where ``layouts`` names an axis too, it wins.
       memory: limit per device, in bytes or as text such as ``"60GiB"``; default is the topology's.
@@ -191,7 +192,7 @@ class Sharded(Generic[Params, Result]):
         arguments, static = self._split(args, kwargs) if self._has_static else ((args, kwargs), ())
         cyclic = not self._forms and has_cycles(arguments)  # of which no form is kept
         leaves, tree = jax.tree.flatten(arguments, is_object if cyclic else None)
-        key = tree, static, call_settings(), leaf_forms(tree, leaves)
+        key = tree, static, call_settings(), self._looks(tree, leaves)
         try:
             form = self._forms.get(key)
         except TypeError:  # something cannot be hashed, which ``_flatten`` reports
@@ -402,27 +403,37 @@ class Sharded(Generic[Params, Result]):
     @cached_property
     def _at_hand(self) -> Options:
         """The options under which calls are planned: without a stated topology, with that of the devices at hand."""
-        options = self.options.at_hand()
-        if options.found is not None and options.found.assumed:
-            log.warning("%s: %s", step_name(self.step), options.found.note)
-        return options
+        return self.options.at_hand()
 
     def _stages_of(self, call: Call) -> CallStages:
         """Return the stages of this kind of call; a new kind is traced, and logged if another has been planned."""
-        kind = CallKind.of(self.step, call)
+        kind, options = CallKind.of(self.step, call), self._at_hand
+        if options.layouts.as_given:
+            given = GivenLayouts.of(call.name, call.paths, call.leaves, options.mesh)
+            kind, options = replace(kind, lies=given.layouts), options.as_given(given)
+            if kind not in self._stages and (stages := self._stages_taking(kind, given)):
+                self._stages[kind] = stages
         if kind not in self._stages:
-            devices, program = None, self._traced.get(kind)
+            devices, program = None, self._traced.get(kind.anywhere)
             if program is None:
-                devices, program = trace_for(self.step, self.options, call, kind)
+                devices, program = trace_for(self.step, options, call, kind)
             if devices is None:
-                self._traced[kind] = program
+                self._traced[kind.anywhere] = program
             start = self._starts.get(kind) if devices is None else None  # else the program depends on the pins
-            stages = CallStages(self.step, self._at_hand, program, devices, start=start, settings=kind.settings)
+            stages = CallStages(self.step, options, program, devices, start=start, settings=kind.settings)
             stages = self._after_others(kind, stages)
             if stages.uneven:
                 log.warning("%s: %s", stages.traced.name, "; ".join(shortened(stages.uneven_notes)))
             self._stages[kind] = stages
         return self._stages[kind]
+
+    def _stages_taking(self, kind: CallKind, given: GivenLayouts) -> CallStages | None:
+        """Return the stages of the same call with arguments elsewhere, if its plan takes them where they lie now.
+
+        So does the plan of a first call take the results of that call, which lie where it put them.
+        """
+        alike = (stages for each, stages in self._stages.items() if each.anywhere == kind.anywhere)
+        return next((stages for stages in alike if stages.takes(given)), None)
 
     def _after_others(self, kind: CallKind, stages: CallStages) -> CallStages:
         """Return the stages with another kind's as their former ones if that one's layouts are taken over; log it."""
@@ -483,4 +494,9 @@ class Sharded(Generic[Params, Result]):
         found = form.inputs(arguments, leaves) if tree == key[0] else None
         if found is not None and list(map(leaf_type, found[0])) == list(map(leaf_type, call.leaves)):
             settled = CallForm(form.executable, found[0], tree, leaves, form.binding)
-            self._forms[tree, key[1], key[2], leaf_forms(tree, leaves)] = settled
+            self._forms[tree, key[1], key[2], self._looks(tree, leaves)] = settled
+
+    def _looks(self, tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Return how the arguments of a call look, and where they lie if that pins them."""
+        forms = leaf_forms(tree, leaves)
+        return (*forms, placements(leaves)) if self.options.layouts.as_given else forms

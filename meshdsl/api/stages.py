@@ -41,7 +41,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
-from meshdsl.pins import UserPins, fit_constraints, overridden_pins
+from meshdsl.pins import GivenLayouts, UserPins, fit_constraints, overridden_pins
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.types import Array
@@ -141,8 +141,7 @@ class CallStages:
         """
         program = check_rules(fit_constraints(self.traced, self.options.mesh))
         unused = self.user_pins.unused_rules(program)
-        found = self.options.found
-        notes = [*program.notes, *([found.note] if found and found.note else []), *unused, *self._stated[1]]
+        notes = [*program.notes, *self.options.notes, *unused, *self._stated[1]]
         notes += overridden_pins(self.options.layouts.on(self.options.mesh), program)
         return replace(program, notes=notes, warnings=[*program.warnings, *unused])
 
@@ -203,9 +202,19 @@ class CallStages:
         o = self.options
         return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit)
 
+    def takes(self, given: GivenLayouts) -> bool:
+        """Whether arguments lie where the plan takes them, those that lie anywhere."""
+        taken = (array.layout for array in self.planned.plan.inputs)
+        pairs = zip(given.layouts, taken, strict=True)
+        return all(
+            at is None or all(layout.on(axis) is placed for axis, placed in at.placements) for at, layout in pairs
+        )
+
     def has_program_of(self, other: "CallStages") -> bool:
-        """Whether the traced programs are equal but for weak types, so that they share a plan."""
+        """Whether the traced programs are equal but for weak types, under equal pins, so that they share a plan."""
         if self.settings.values != other.settings.values or self._cuts != other._cuts:
+            return False
+        if self.options.layouts != other.options.layouts:  # arguments that are pinned as given, and lie otherwise
             return False
         return is_equal_but_weak(self.traced, other.traced)
 

@@ -5,6 +5,7 @@ from ``constrain`` operations inside the step. The planner treats them as constr
 
     read         globs -> a layout per input and output; results that alias an input take its layout   ``make_pins``
     strategies   data parallelism, FSDP, tensor parallelism -> layouts of single inputs          ``LayoutTable``
+    given        where the arguments of a call lie already -> layouts of inputs                  ``GivenLayouts``
     axis_rules   layout rules -> layouts, by the kind of an array: parameter, optimizer state, activation
     constraints  what jax's own functions state inside the step, fitted to the mesh                 ``fit_constraints``
     shard_maps   the mesh of the user's shard_maps, compared with the plan's
@@ -14,7 +15,17 @@ from ``constrain`` operations inside the step. The planner treats them as constr
 """
 
 from meshdsl.pins.constraints import fit_constraints
+from meshdsl.pins.given import AS_GIVEN, GivenLayouts
 from meshdsl.pins.read import UserPins, make_pins, overridden_pins, replaced_inputs
 from meshdsl.pins.strategies import LayoutTable
 
-__all__ = ["LayoutTable", "UserPins", "fit_constraints", "make_pins", "overridden_pins", "replaced_inputs"]
+__all__ = [
+    "AS_GIVEN",
+    "GivenLayouts",
+    "LayoutTable",
+    "UserPins",
+    "fit_constraints",
+    "make_pins",
+    "overridden_pins",
+    "replaced_inputs",
+]

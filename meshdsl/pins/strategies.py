@@ -20,7 +20,7 @@ from typing import Any, final
 
 from jax import dtypes
 
-from meshdsl.errors import ArgumentError, PinError, faults, is_a, nearest
+from meshdsl.errors import ArgumentError, NotationError, PinError, faults, is_a, nearest
 from meshdsl.ir.graph import Leaf, TracedProgram
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -79,6 +79,8 @@ class LayoutTable(Mapping[str, Stated]):
     Args:
       globs: layouts by globs; of several that match, the last wins, axis by axis, and any glob wins over a strategy.
       strategies: in the order in which they were combined.
+      as_given: arguments that lie sharded pin their inputs as they lie.
+      given: their layouts by path, once a call is known; globs and strategies win over these.
 
     Example:
       >>> md.fsdp() | {"params/embed": "model=S(0)"}
@@ -86,13 +88,17 @@ class LayoutTable(Mapping[str, Stated]):
 
     globs: Mapping[str, Stated] = field(default_factory=dict)
     strategies: tuple[Strategy, ...] = ()
+    as_given: bool = False
+    given: Mapping[str, Layout] = field(default_factory=dict)
 
     def __or__(self, other: object) -> "LayoutTable":
         """Returns both; globs of ``other`` win over equal ones of this table."""
         if not isinstance(other, Mapping):
             return NotImplemented
         more = other if isinstance(other, LayoutTable) else LayoutTable(other)
-        return LayoutTable({**self.globs, **more.globs}, (*self.strategies, *more.strategies))
+        return LayoutTable(
+            {**self.globs, **more.globs}, (*self.strategies, *more.strategies), self.as_given or more.as_given
+        )
 
     def __ror__(self, other: object) -> "LayoutTable":
         """Returns both, where a plain dict comes first."""
@@ -108,7 +114,7 @@ class LayoutTable(Mapping[str, Stated]):
         return len(self.globs)
 
     def __bool__(self) -> bool:
-        return bool(self.globs or self.strategies)
+        return bool(self.globs or self.strategies or self.as_given)
 
     @property
     def axes(self) -> Axes:
@@ -128,7 +134,7 @@ class LayoutTable(Mapping[str, Stated]):
           PinError: a strategy does not fit the mesh or the step; all faults are listed.
         """
         if not self.strategies:
-            return self.on(mesh), []
+            return _overlaid(self.given, self.on(mesh)), []
         arrays = Arrays.of(program, mesh)
         found: dict[int, Layout] = {}
         for strategy in sorted(self.strategies, key=lambda each: isinstance(each, FullySharded)):  # it has most choice
@@ -137,8 +143,21 @@ class LayoutTable(Mapping[str, Stated]):
                 found[i] = Layout(**{**before, **dict(layout.placements)})
         if arrays.faults:
             raise PinError(faults(f"layouts do not fit {program.name}, on mesh {mesh}:", arrays.faults))
-        stated: dict[str, Layout | str] = {program.inputs[i].path: layout for i, layout in sorted(found.items())}
-        return stated | self.on(mesh), arrays.notes
+        pins = _overlaid(self.given, {program.inputs[i].path: layout for i, layout in sorted(found.items())})
+        return _overlaid(pins, self.on(mesh)), arrays.notes
+
+
+def _overlaid(pins: Mapping[str, Layout | str], others: Mapping[str, Layout | str]) -> dict[str, Layout | str]:
+    """Returns both tables, ``others`` last; of equal globs, it decides on the axes that it names alone."""
+    found = dict(pins)
+    for glob, stated in others.items():
+        before = found.pop(glob, None)
+        try:
+            named = dict(Layout.of(stated).placements)
+        except NotationError:  # which ``make_pins`` reports
+            before = None
+        found[glob] = stated if before is None else Layout(**{**dict(Layout.of(before).placements), **named})
+    return found
 
 
 @dataclass
