@@ -19,10 +19,10 @@ class MeshDSLError(Exception):
 
     Example:
       >>> try:
-      ...     md.topology("dgx-h200")
+      ...     md.topology("dgx-h10")
       ... except md.MeshDSLError as error:
       ...     print(error)
-      no topology 'dgx-h200'; did you mean 'dgx-h100'?
+      no topology 'dgx-h10'; did you mean 'dgx-h100'?
     """
 
 
