@@ -17,7 +17,7 @@ import jax
 from meshdsl.api.stages import CallStages
 from meshdsl.errors import ArgumentError, CheckError, nearest
 from meshdsl.lowering.numerics import NUDGES, CheckReport, check_numbers, perturb, rounding, widened_step
-from meshdsl.plan.divided import divided_shares, undivided_outputs
+from meshdsl.plan.divided import undivided_outputs
 
 DIVIDE = ("planned", "most")
 
@@ -65,5 +65,6 @@ def check_step(
     expected, got = unsharded(leaves), executable.call(*executable.copies(leaves))
     paths = [leaf.path for leaf in executable.program.outputs]
     report = check_numbers(expected, got, paths, tolerance, perturbed, widened)
-    program, solution = executable.program, executable.plan.solution
-    return replace(report, divided=divided_shares(program, solution), undivided=undivided_outputs(program, solution))
+    plan = executable.plan
+    undivided = undivided_outputs(executable.program, plan.solution)
+    return replace(report, divided=dict(plan.utilization.divided), undivided=undivided)

@@ -171,6 +171,7 @@ def verify_facts(report: Any) -> dict[str, Any]:
 
 def plan_facts(found: "Plan") -> dict[str, Any]:
     """A plan as plain values."""
+    used = found.utilization._asdict()
     return {
         "name": found.name,
         "fingerprint": found.fingerprint,
@@ -182,6 +183,8 @@ def plan_facts(found: "Plan") -> dict[str, Any]:
         "gap": found.gap,
         "bytes": found.bytes,
         "memory": found.memory,
+        "mfu": found.mfu,
+        "utilization": {**used, "divided": dict(used["divided"]), "losses": dict(used["losses"])},
         "pipeline": found.pipeline.facts if found.pipeline else None,
         "inputs": {array.path: str(array.layout.named(array.dims)) for array in found.inputs},
         "outputs": {array.path: str(array.layout.named(array.dims)) for array in found.outputs},

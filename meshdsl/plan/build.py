@@ -21,6 +21,7 @@ from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import LocalCollective, Reasons, collectives_inside
 from meshdsl.plan.simulate import simulated_seconds
 from meshdsl.plan.types import Array, Collective, Timing
+from meshdsl.plan.utilization import utilization
 from meshdsl.planner.problem.variables import OpClasses
 from meshdsl.rules.registry import ONCE, RULES, rows_if_pinned_partial
 from meshdsl.trace.passes.duplicate import CAST
@@ -48,7 +49,8 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
     def timing() -> Timing:
         counts = Counter(op.id for op, _ in waits)
         spans = make_spans(solution, pins.donated, reasons, lines, counts, times)
-        return Timing(tuple(spans), simulated_seconds(program, solution, times))
+        used = utilization(program, solution, times, (c for _, c in waits))
+        return Timing(tuple(spans), simulated_seconds(program, solution, times), used)
 
     return Plan(
         name=program.name,

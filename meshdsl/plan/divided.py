@@ -9,36 +9,33 @@ the step whole, and whatever is computed from whole arrays alone is equal under 
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import prod
 
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value, walk
 from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Split
-from meshdsl.planner.costs.op_cost import materialized_ids, unsharded_seconds, work_of
+from meshdsl.plan.op_times import OpTimes
 
 # ---- Shares ----------------------------------------------------------------------------------------------------------
 
 
-def divided_shares(program: TracedProgram, solution: Solution) -> dict[str, float]:
+def divided_shares(program: TracedProgram, solution: Solution, times: OpTimes) -> dict[str, float]:
     """Returns, per mesh axis of several devices, the part of the compute that it divides, from 0 to 1.
 
     An axis divides an operation if it splits any of its operands or results, or if a shard_map of the user's divides
     over it there. Operations weigh as many seconds as they take on one device with whole arrays, iterations counted,
     the cost of starting them left out.
     """
-    mesh = Mesh(topology=replace(solution.mesh.topology, overhead=0.0), **solution.mesh.sizes_by_name)
-    in_memory, wide = materialized_ids(program.graph), _wide_axes(solution)
+    mesh, wide = solution.mesh, _wide_axes(solution)
     total, divided = 0.0, dict.fromkeys((axis for axis, _ in wide), 0.0)
     for graph, op in walk(program.graph):
         rows = solution.rows.get(op.id)
         if rows is None:
             continue
         blocks = prod(mesh.axis(axis) for axis in op.manual)
-        seconds = blocks * graph.trips * unsharded_seconds(op, work_of(op, in_memory), mesh)
+        seconds = blocks * graph.trips * times.whole_seconds(op)
         total += seconds
         for axis, i in wide:
             if axis in op.manual or any(isinstance(at, Split) for at in (*rows[i].inputs, *rows[i].outputs)):

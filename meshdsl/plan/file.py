@@ -40,7 +40,7 @@ from meshdsl.layouts.placement import Placement, Split
 from meshdsl.layouts.reshard import ReshardStep, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Topology
-from meshdsl.plan.types import Array, Collective, Line, PlanData, Span, Timing
+from meshdsl.plan.types import Array, Collective, Line, PlanData, Span, Timing, Utilization
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.lazy import Lazy
 
@@ -125,6 +125,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seals: Seals
     pipeline: Pipelined | None = None
     regions: bool = False
+    utilization: Utilization = Utilization()
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -218,7 +219,8 @@ def _content(plan: PlanData) -> dict[str, Any]:
     ]
     given["layouts"] = list(layouts)
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
-    names = [name for name in PlanFile.__struct_fields__ if name != "regions" or plan.regions]  # files may lack it
+    lacking = {"regions": not plan.regions, "utilization": not plan.utilization.divided}  # in earlier files, too
+    names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
 
 
@@ -261,7 +263,7 @@ def read_plan(path: str | PathLike[str]) -> PlanData:
         **{name: getattr(record, name) for name in plain},
         identity=Lazy.known(record.fingerprint),
         solution=_solution(record),
-        timing=Lazy.known(Timing(record.spans, record.simulated_seconds)),
+        timing=Lazy.known(Timing(record.spans, record.simulated_seconds, record.utilization)),
     )
 
 

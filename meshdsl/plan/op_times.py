@@ -19,7 +19,14 @@ from meshdsl.layouts.placement import Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.types import Collective, Line, Span
-from meshdsl.planner.costs.op_cost import operands_and_results, work_of, work_seconds, workspace_bytes
+from meshdsl.planner.costs.op_cost import (
+    OpWork,
+    operands_and_results,
+    unsharded_seconds,
+    work_of,
+    work_seconds,
+    workspace_bytes,
+)
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.variables import OpClasses
@@ -55,6 +62,24 @@ class OpTimes:
         self._local_steps = _local_step_seconds(solution, reasons)
         self._by_signature: dict[Hashable, float] = {}
         self._by_op: dict[int, float] = {}
+        self._work: dict[int, OpWork] = {}  # by class, as the next one
+        self._whole: dict[int, float] = {}
+
+    def work(self, op: Op) -> OpWork:
+        """The work of an operation at global shapes."""
+        number = self._classes.number_of(op)
+        if number not in self._work:
+            self._work[number] = self._classes.work(op)
+        return self._work[number]
+
+    def whole_seconds(self, op: Op) -> float:
+        """Seconds per iteration of an operation on one device with whole arrays, without the cost of starting it."""
+        number = self._classes.number_of(op)
+        if number not in self._whole:
+            work, mesh = self.work(op), self.solution.mesh
+            overhead = mesh.topology.overhead if any(work.accesses) else 0.0
+            self._whole[number] = unsharded_seconds(op, work, mesh) - overhead
+        return self._whole[number]
 
     def seconds(self, op: Op) -> float:
         """Seconds per iteration of an operation, and of the device-local reshard steps that it waits for."""
@@ -73,7 +98,7 @@ class OpTimes:
         if key not in self._by_signature:
             placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
             shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in operands_and_results(op))
-            found = work_seconds(placed, shapes, self._classes.work(op), self.solution.mesh)
+            found = work_seconds(placed, shapes, self.work(op), self.solution.mesh)
             self._by_signature[key] = float(found[tuple(range(len(rows)))])
         return self._by_signature[key]
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.plan.types import Array, Collective, PlanData
+from meshdsl.plan.types import LAUNCHES, Array, Collective, PlanData
 from meshdsl.util.paths import Components, split_path
 from meshdsl.util.text import bytes_text, seconds_text, table
 
 _LARGEST_BUFFERS = 2  # buffers at the memory peak that the first lines name
+_LARGEST_LOSSES = 3  # reasons why a step takes longer than the compute bound
+_HARDLY = 0.005  # share of the computation that counts as none
 _DRAWN_RANKS = 16  # ranks up to which a pipeline's timeline is drawn
 _TIMELINE_COLUMNS = 60  # characters of that timeline
 _ALTERNATIVES = 4  # names in braces that a row shows
@@ -154,9 +156,31 @@ def _title(plan: PlanData) -> Iterator[str]:
     yield f"  predicted step time  {seconds_text(plan.seconds)}  ({bound})"
     overlapped = seconds_text(plan.simulated_seconds)
     yield f"  with overlap         {overlapped}  (communication hidden behind independent compute)"
+    yield from _utilization(plan)
     yield f"  peak memory          {bytes_text(plan.memory)} per device{_largest_buffers(plan)}"
     runs = sum(c.trips for c in plan.collectives)
     yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"
+
+
+def _utilization(plan: PlanData) -> Iterator[str]:
+    """The compute bound and what takes the rest of the time, and the axes that repeat computation."""
+    used = plan.utilization
+    if used.compute_bound:
+        largest = ", ".join(f"{reason} {seconds_text(seconds)}" for reason, seconds in used.losses[:_LARGEST_LOSSES])
+        lost = f"; lost to {largest}" if largest else ""
+        yield f"  compute bound        {seconds_text(used.compute_bound)}  (MFU {_percent(plan.mfu)}{lost})"
+    launching = used.losses[:1] and used.losses[0][0] == LAUNCHES and used.losses[0][1] > plan.seconds / 2
+    for axis, share in used.divided:
+        if share < _HARDLY:
+            why = ": launch overhead dominates" if launching else ""
+            yield f"  over {axis:<15} computation repeated {plan.mesh.axis(axis)} times{why}"
+        elif 1 - share >= _HARDLY:
+            yield f"  over {axis:<15} {_percent(1 - share)} of the computation repeated {plan.mesh.axis(axis)} times"
+
+
+def _percent(share: float) -> str:
+    """A share in whole percent, a small one with two digits, so that it is not 0%."""
+    return f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 def _largest_buffers(plan: PlanData) -> str:

@@ -135,11 +135,31 @@ class Span(NamedTuple):
     collectives: int
 
 
+LAUNCHES = "launch overhead"  # the loss by starting operations
+
+
+class Utilization(NamedTuple):
+    """How well a step uses its devices; see ``meshdsl.plan.utilization``.
+
+    Args:
+      divided: per mesh axis of several devices, the part of the compute that it divides, from 0 to 1.
+      flops: of the matrix products and convolutions of a step, on all devices together; recomputation does not count.
+      compute_bound: seconds in which the devices could do these; 0 where that is not known.
+      losses: what takes the rest of the predicted time, as (reason, seconds), largest first.
+    """
+
+    divided: tuple[tuple[str, float], ...] = ()
+    flops: float = 0.0
+    compute_bound: float = 0.0
+    losses: tuple[tuple[str, float], ...] = ()
+
+
 class Timing(NamedTuple):
     """Where the time of a step goes, and its length with communication hidden behind independent compute."""
 
     spans: tuple[Span, ...] = ()
     simulated_seconds: float = 0.0
+    utilization: Utilization = Utilization()
 
 
 # ---- The plan --------------------------------------------------------------------------------------------------------
@@ -163,7 +183,7 @@ class PlanData:
       regions: whether parts of dims that are only reduced are computed where they lie.
       pipeline: microbatches and stages, if the step has them.
       lines: source lines of the operations with some context, ordered by file and line.
-      timing: ``spans`` and ``simulated_seconds``, computed when one of them is first used.
+      timing: ``spans``, ``simulated_seconds`` and ``utilization``, computed when one of them is first used.
     """
 
     name: str
@@ -199,6 +219,16 @@ class PlanData:
         thing after the other.
         """
         return self.timing.value.simulated_seconds
+
+    @property
+    def utilization(self) -> Utilization:
+        """What each axis divides, the compute bound, and what takes the rest of the predicted time."""
+        return self.timing.value.utilization
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilization: the compute bound by the predicted seconds; 0 if it is not known."""
+        return self.utilization.compute_bound / self.seconds if self.seconds else 0.0
 
     @property
     def mesh(self) -> Mesh:

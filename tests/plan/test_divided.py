@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.plan.divided import divided_shares, undivided_outputs
+from meshdsl.plan.divided import undivided_outputs
 
 MESH = md.Mesh(data=4, model=2)
 X, W = jnp.ones((8, 16)), jnp.ones((16, 16))
@@ -13,8 +13,8 @@ X, W = jnp.ones((8, 16)), jnp.ones((16, 16))
 
 def facts(step, layouts, *args, mesh=MESH, outputs=None):
     stages = md.parallelize(step, mesh, layouts, outputs).stages(*args)
-    program, solution = stages.planned.program, stages.planned.plan.solution
-    return divided_shares(program, solution), undivided_outputs(program, solution)
+    program, plan = stages.planned.program, stages.planned.plan
+    return dict(plan.utilization.divided), undivided_outputs(program, plan.solution)
 
 
 WHOLE = {"**": "data=B model=B"}

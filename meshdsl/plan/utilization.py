@@ -1,0 +1,73 @@
+"""How well a plan uses its devices: the compute-bound limit, and what takes the rest of the predicted time.
+
+    seconds  =  compute bound  +  losses
+    MFU      =  compute bound / seconds
+
+The compute bound is the time in which all devices together could do the step's matrix products and convolutions at the
+topology's rate for their types. What ``jax.checkpoint`` computes again is left out, so the quotient is the model FLOP
+utilization of Chowdhery et al. (2022, PaLM, appendix B), with the rate that products reach in place of a data sheet's.
+The losses, per device:
+
+    collectives            by kind
+    repeated computation   work of operations that an axis does not divide, beyond the share of one device
+    recomputation          work of what is computed again
+    slow products          products below the rate: narrow ones, or with operands that take longer to read
+    memory traffic         all other operations, which read and write
+    local copies           slices and reshapes of resharding that send nothing
+    launch overhead        of starting operations
+
+Stages of a pipeline also compute in ticks in which they have no microbatch, so there the compute bound is not known.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from math import prod
+
+from meshdsl.ir.graph import TracedProgram, walk
+from meshdsl.ir.solution import Solution
+from meshdsl.layouts.placement import Split
+from meshdsl.plan.divided import divided_shares
+from meshdsl.plan.op_times import OpTimes
+from meshdsl.plan.types import LAUNCHES, Collective, Utilization
+from meshdsl.trace.read_jaxpr import REMATTED
+
+
+def utilization(
+    program: TracedProgram, solution: Solution, times: OpTimes, collectives: Iterable[Collective]
+) -> Utilization:
+    """Returns the utilization of the devices by one step under a solution.
+
+    Args:
+      times: seconds of operations under the solution.
+      collectives: of the plan.
+    """
+    mesh, losses, flops, bound = solution.mesh, defaultdict[str, float](float), 0.0, 0.0
+    for graph, op in walk(program.graph):
+        rows, trips = solution.rows.get(op.id), graph.trips
+        losses["local copies"] += trips * (times.seconds(op) - times.compute_seconds(op))
+        if rows is None:
+            continue
+        work, inside = times.work(op), prod(mesh.axis(axis) for axis in op.manual)
+        overhead = mesh.topology.overhead if any(work.accesses) else 0.0
+        seconds = times.compute_seconds(op) - overhead
+        repeats = prod(
+            size
+            for (axis, size), row in zip(mesh, rows, strict=True)
+            if axis not in op.manual and not any(isinstance(at, Split) for at in (*row.inputs, *row.outputs))
+        )
+        losses[LAUNCHES] += trips * overhead
+        losses["repeated computation"] += trips * seconds * (1 - 1 / repeats)
+        if REMATTED in op.scope:
+            losses["recomputation"] += trips * seconds / repeats
+            continue
+        rate = mesh.topology.flops(work.itemsize, work.groups is not None)
+        least = min(work.flops * inside / mesh.size / rate, seconds / repeats)
+        flops += trips * inside * work.flops
+        bound += trips * least
+        losses["slow products" if work.flops else "memory traffic"] += trips * (seconds / repeats - least)
+    for c in collectives:
+        losses[c.kind] += c.trips * c.seconds
+    largest = sorted((loss for loss in losses.items() if loss[1] > 0), key=lambda loss: -loss[1])
+    staged = program.pipeline is not None and program.pipeline.axis
+    shares = divided_shares(program, solution, times)
+    return Utilization(tuple(shares.items()), *((0.0, 0.0, ()) if staged else (flops, bound, tuple(largest))))
