@@ -6,9 +6,9 @@
 A configuration is a mesh, which factors the devices over the axes, and a pipeline: a number of microbatches and, where
 the axis ``pipe`` has several devices, a schedule, its chunks, and what stages recompute. All configurations are
 enumerated and searched by branch and bound without branching: each gets a lower bound on seconds and on memory that
-needs no planning (``meshdsl.planner.bounds.trivial``), and they are planned in the order of that bound. A configuration
-whose bound exceeds the memory limit, or the seconds of a plan already found, is pruned. Configurations without a plan
-are listed last, with the reason.
+needs no planning (``meshdsl.planner.bounds.trivial``) and covers every variant of the program, and they are planned in
+the order of that bound. A configuration whose bound exceeds the memory limit, or the seconds of a plan already found,
+is pruned. Configurations without a plan are listed last, with the reason.
 """
 
 import logging
@@ -19,7 +19,7 @@ from itertools import chain, product
 from typing import Any
 
 from meshdsl.api.ambient import JaxSettings
-from meshdsl.api.plan_variants import plan_best_variant
+from meshdsl.api.plan_variants import least_variant_seconds, plan_best_variant
 from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
 from meshdsl.api.stages import CallStages
@@ -32,7 +32,7 @@ from meshdsl.layouts.topology import Topology
 from meshdsl.pins import LayoutTable, fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
-from meshdsl.planner.bounds.trivial import least_memory, least_seconds
+from meshdsl.planner.bounds.trivial import least_memory
 from meshdsl.schedules.spec import CHUNKED, Pipeline
 from meshdsl.shardings import Stated, topology_at_hand
 from meshdsl.trace import trace
@@ -170,7 +170,7 @@ class ConfigurationSearch:
             stages, program = self._traced_for(config)
             mesh = stages.options.mesh
             pins = stages.user_pins.resolve(program, mesh)
-            seconds, memory = least_seconds(program, mesh), least_memory(program, mesh, pins)
+            seconds, memory = least_variant_seconds(program, mesh), least_memory(program, mesh, pins)
             return BoundedConfiguration(config, seconds, memory, stages, program)
         except MeshDSLError as error:
             return BoundedConfiguration(config, fault=first_fault(error))

@@ -34,6 +34,7 @@ from meshdsl.padding.uneven_pins import padded_variant
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
+from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
@@ -102,7 +103,7 @@ def plan_best_variant(
       PinError: the pins contradict each other, or the program.
       MemoryLimitError: no plan within the limit was found.
     """
-    large = graph_index(program.graph).op_count > limits.solve_variant_operations
+    large = _is_large(program, limits)
     candidates, clock = padded_sizes(program, mesh, reductions=not large), Deadline(seconds)
 
     def attempt(sizes: Sizes, regions: bool = False) -> Variant:
@@ -152,6 +153,21 @@ def plan_best_variant(
     stopped = f"planning stopped at the time limit of {seconds_text(clock.seconds or 0.0)}: best plan so far"
     note = f"{stopped}, within {planned.plan.gap:.1%} of the optimum"
     return replace(planned, plan=replace(planned.plan, notes=(*planned.plan.notes, note)))
+
+
+def least_variant_seconds(program: TracedProgram, mesh: Mesh, limits: SearchLimits = DEFAULT_LIMITS) -> float:
+    """Return a lower bound on the seconds of every plan of every variant of a program.
+
+    Padding only makes arrays longer and adds operations. Regions can cost less than the program as written, by the
+    copy that joins their pieces.
+    """
+    apart = program if _is_large(program, limits) else compute_regions(program)
+    least = least_seconds(program, mesh)
+    return least if apart is program else min(least, least_seconds(apart, mesh))
+
+
+def _is_large(program: TracedProgram, limits: SearchLimits) -> bool:
+    return graph_index(program.graph).op_count > limits.solve_variant_operations
 
 
 def _finish(best: "Variant", notes: list[str], overlap: bool, start: Submit) -> PlannedProgram:

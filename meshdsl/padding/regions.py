@@ -31,6 +31,7 @@ from meshdsl.trace.passes.align_shifts import align_shifts
 from meshdsl.trace.passes.alignment import DimClasses, ValueDim, aligned_groups
 from meshdsl.trace.passes.dce import dce
 from meshdsl.trace.read_jaxpr import written
+from meshdsl.util.lazy import memoize_by_object
 
 _ALIKE = ELEMENTWISE | frozenset("broadcast_in_dim iota transpose squeeze concatenate pad slice split".split())
 _COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
@@ -46,14 +47,19 @@ Places = tuple[int, int, int]  # the first one, the distance between them, and h
 
 def compute_regions(program: TracedProgram) -> TracedProgram:
     """Returns the program with far slices masked and joins apart; the program itself if it has none."""
+    return _with_regions(program) or program
+
+
+@memoize_by_object
+def _with_regions(program: TracedProgram) -> TracedProgram | None:
     if program.pipeline is not None:
-        return program
+        return None
     apart = program.graph
     while (joined := _joined_class(apart)) is not None:
         apart = dce(_Splitter(apart, *joined).graph())
     aligned = align_shifts(apart, far=True)
     if aligned is program.graph:
-        return program
+        return None
     graph = copied(dce(aligned))
     renumber(graph)
     check_graph(graph)

@@ -9,6 +9,7 @@ import pytest
 import meshdsl as md
 from meshdsl.api.mesh_search import ConfigurationSearch, configurations, search_text
 from meshdsl.api.program import parallelize_program
+from meshdsl.layouts.topology import Link, Topology
 from tests.pipelining.stacks import arguments, plain_step
 
 SHAPES = (jax.ShapeDtypeStruct((64, 256), jnp.float32), jax.ShapeDtypeStruct((512, 64), jnp.float32))
@@ -149,6 +150,20 @@ def test_layers_lie_on_the_axis_of_stages_unless_something_does():
     )
     assert set(free._layouts) == {"batch/*", "params/layers/up", "params/layers/down"}
     assert set(pinned._layouts) == {"batch/*"}
+
+
+def test_the_bound_of_a_configuration_is_below_every_variant():
+    """Arrays are joined and then reduced: each reduced by itself, the copy that joins them is saved."""
+
+    def joined(x):
+        return jnp.sum(jnp.concatenate([jnp.tanh(x), x[:1]]), 0)
+
+    topology = Topology("narrow", 1e10, 1e10, 4e9, 4e9, 0.0, (Link(1e-6, 1e6),))
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    found = md.search(joined, x, devices=8, topology=topology, axes=("a", "b"))
+    assert found.best.plan.regions and found.best.least > 0
+    for each in (each for each in found.candidates if each.plan):
+        assert each.least <= each.plan.seconds
 
 
 def test_none_fits():

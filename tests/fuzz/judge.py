@@ -17,7 +17,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.api.executable import Executable
-from meshdsl.api.plan_variants import plan_best_variant
+from meshdsl.api.plan_variants import least_variant_seconds, plan_best_variant
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins
 from meshdsl.lowering.hlo.collectives import compiled_collectives
@@ -29,7 +29,7 @@ from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
-from meshdsl.planner.bounds.trivial import least_memory, least_seconds
+from meshdsl.planner.bounds.trivial import least_memory
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
@@ -84,7 +84,7 @@ def _plan(case: Case, batch: Batch) -> Planned:
     program = UnevenPins.of(written, batch.mesh, user_pins).constrained(written)
     if batch.seed is None:
         least = (
-            least_seconds(written, batch.mesh),
+            least_variant_seconds(written, batch.mesh),
             least_memory(written, batch.mesh, user_pins.resolve(written, batch.mesh)),
         )
         planned = plan_best_variant(program, batch.mesh, user_pins)

@@ -5,7 +5,7 @@
 
 Resharding, divisibility and consistency between ops are left out, so no search is needed. A step in microbatches is
 bounded as it runs, with the ticks in which a stage idles. The search over meshes orders and prunes candidates by these
-bounds.
+bounds, taken over the variants of the program (``meshdsl.api.plan_variants``).
 """
 
 from math import prod
