@@ -32,7 +32,7 @@ def test_printed_plan(golden):
 
 
 def test_plan_file(golden, tmp_path):
-    small_plan().save(tmp_path / "p.json")
+    replace(small_plan(), jax="").save(tmp_path / "p.json")
     golden("small_plan.json", (tmp_path / "p.json").read_text())
 
 

@@ -24,7 +24,7 @@ from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
 from meshdsl.api.stages import CallStages
 from meshdsl.custom_rules import check_rules
-from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
+from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a, nearest
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
@@ -33,7 +33,7 @@ from meshdsl.pins import LayoutTable, fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.planner.bounds.trivial import least_memory
-from meshdsl.schedules.spec import CHUNKED, Pipeline
+from meshdsl.schedules.spec import CHUNKED, RECOMPUTE, SCHEDULES, Pipeline
 from meshdsl.shardings import Stated, topology_at_hand
 from meshdsl.trace import trace
 from meshdsl.util.text import bytes_text, seconds_text, table
@@ -474,8 +474,14 @@ def _check_arguments(
         rows.append(f"microbatches: {microbatches!r}, not numbers to try, such as (1, 4, 8)")
     if isinstance(schedules, str) or not schedules:
         rows.append(f"schedules: {schedules!r}, not names of schedules to try, such as ('1f1b', 'gpipe')")
+    else:
+        unknown = [name for name in schedules if name not in SCHEDULES]
+        rows += [f"schedules: no schedule {name!r}{nearest(name, SCHEDULES)}" for name in unknown]
     if isinstance(recompute, str) or not recompute:
         rows.append(f"recompute: {recompute!r}, not what to try, such as ('stage', 'none')")
+    else:
+        unknown = [name for name in recompute if name not in RECOMPUTE]
+        rows += [f"recompute: no choice {name!r}{nearest(name, RECOMPUTE)}" for name in unknown]
     if not are_sizes(chunks):
         rows.append(f"chunks: {chunks!r}, not numbers to try, such as (1, 2)")
     elif 1 not in chunks and not set(CHUNKED) & set(schedules):

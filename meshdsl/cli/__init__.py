@@ -1,8 +1,8 @@
 """The command ``meshdsl``; also ``python -m meshdsl``.
 
-Wrong input ends with one message on standard error and status 2, before anything is compiled. Status 1 says that a
-check failed: no plan fits the memory, plans differ, compiled and planned collectives differ. ``meshdsl --debug ...``
-ends with the traceback instead.
+Wrong input ends with one message on standard error and status 2, before anything is compiled. Status 1 says that plans,
+or compiled and planned collectives, differ, 3 that no plan fits the memory, 4 that a plan is of another program or jax.
+``meshdsl --debug ...`` ends with the traceback instead of the message.
 
 Modules: ``common`` (options, loading, output, errors), then one per group of commands: ``plan`` (plan, diff, check,
 explain, verify), ``search``, ``report``, ``train``, ``topology``. jax is imported inside the commands, so that help
@@ -51,6 +51,7 @@ def main() -> None:
     except Exception as error:
         message = message_of(error)
         if "--debug" in sys.argv or not message:
-            raise
-        print("meshdsl:", visible(message, allowed="\n"), file=sys.stderr)
+            sys.excepthook(type(error), error, error.__traceback__)
+        else:
+            print("meshdsl:", visible(message, allowed="\n"), file=sys.stderr)
         sys.exit(status_of(error))

@@ -229,8 +229,10 @@ def _plain(value: Any) -> Any:
 # ---- Errors and statuses ---------------------------------------------------------------------------------------------
 # An error of meshdsl says itself what is wrong. Any other error that comes out of the program's own code, while its
 # file is read or its step traced, is reported with the line that raised it. An error without such a line is a fault of
-# meshdsl, and keeps its traceback.
+# meshdsl, and keeps its traceback. ``docs/reference/cli.md`` has the table of statuses.
 
+CHANGED, BAD_INPUT, INFEASIBLE, DIFFERENT_PROGRAM = 1, 2, 3, 4
+OWN_FAULT = 70  # EX_SOFTWARE of sysexits.h
 _PACKAGE = Path(__file__).resolve().parent.parent
 _OWN = tuple(f"{folder}/" for folder in (_PACKAGE, _PACKAGE.parent / "lowering", _PACKAGE.parent / "layouts"))
 _LIBRARIES = (*_OWN, sysconfig.get_path("stdlib") + "/", sysconfig.get_path("purelib") + "/", "<")
@@ -238,8 +240,12 @@ _JAX_FILTERS = "-----"  # the first characters of jax's note on the frames that 
 
 
 def status_of(error: Exception) -> int:
-    """1 if a check failed or no plan fits, 2 if the input is wrong."""
-    return 1 if isinstance(error, MemoryLimitError | VerifyError | CheckError) else 2
+    """The exit status of a command that ends with this error."""
+    if isinstance(error, MemoryLimitError):
+        return INFEASIBLE
+    if isinstance(error, VerifyError | CheckError):
+        return CHANGED
+    return BAD_INPUT if message_of(error) else OWN_FAULT
 
 
 def message_of(error: Exception) -> str:

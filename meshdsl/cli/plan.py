@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshdsl.cli.common import (
+    CHANGED,
     DEFAULT_MESH,
+    DIFFERENT_PROGRAM,
     AsJSON,
     Chunks,
     MemoryText,
@@ -61,7 +63,7 @@ def plan(
 
 
 def diff(before: SavedPlan, after: SavedPlan, as_json: AsJSON = False) -> None:
-    """Show how the second plan differs from the first; status 1 if it does."""
+    """Show how the second plan differs from the first; status 1 if it does, 4 if it is of another program."""
     from meshdsl.plan import load_plan
 
     _show_difference("diff", load_plan(before).diff(load_plan(after)), as_json)
@@ -78,9 +80,10 @@ def check(
     recompute: Recompute = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Plan a program again, over the mesh and topology of a saved plan; status 1 and the difference if it changed.
+    """Plan a program again, over the mesh and topology of a saved plan, and show what changed.
 
-    For CI: the saved plan is the lock file of a program's communication.
+    For CI: the saved plan is the lock file of a program's communication. Status 1 if the plan changed, 4 if the program
+    or jax did, 3 if no plan fits any more.
     """
     from meshdsl.plan import load_plan
 
@@ -175,6 +178,7 @@ def plan_facts(found: "Plan") -> dict[str, Any]:
     return {
         "name": found.name,
         "fingerprint": found.fingerprint,
+        "jax": found.jax,
         "mesh": str(found.mesh),
         "topology": found.topology.name,
         "seconds": found.seconds,
@@ -196,7 +200,7 @@ def plan_facts(found: "Plan") -> dict[str, Any]:
 def diff_facts(found: "PlanDiff") -> dict[str, Any]:
     """The difference of two plans as plain values."""
     sides = ("name", "before", "after")
-    facts: dict[str, Any] = {"equal": not found, "changes": found.changes}
+    facts: dict[str, Any] = {"equal": not found, "different": found.different or None, "changes": found.changes}
     for part in ("made_for", "layouts", "totals"):
         facts[part] = [dict(zip(sides, row, strict=True)) for row in getattr(found, part)]
     facts["collectives"] = [
@@ -215,4 +219,4 @@ def _plan(name: str, loaded: "Program", mesh: Mesh, rules: str | None, memory: s
 def _show_difference(command: str, found: "PlanDiff", as_json: bool) -> None:
     show(command, found, diff_facts(found), as_json)
     if found:
-        raise typer.Exit(1)
+        raise typer.Exit(DIFFERENT_PROGRAM if found.different else CHANGED)

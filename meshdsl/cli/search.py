@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshdsl.cli.common import (
+    INFEASIBLE,
     AsJSON,
     MemoryText,
     ProgramName,
@@ -46,7 +47,7 @@ def search(
     save: SavePlan = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Plan a program over every mesh of a number of devices, the fastest first; status 1 if none can be planned.
+    """Plan a program over every mesh of a number of devices, the fastest first; status 3 if none can be planned.
 
     --save writes the fastest plan.
     """
@@ -77,7 +78,7 @@ def search(
     facts = {"devices": devices, "candidates": [candidate.facts for candidate in found.candidates]}
     show("search", text, facts, as_json)
     if best.plan is None:
-        raise typer.Exit(1)
+        raise typer.Exit(INFEASIBLE)
 
 
 def _options(found: "Candidate", loaded: "Program") -> list[str]:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 
+import jax
+
 from meshdsl.ir.graph import LOOPS, Graph, Leaf, Op, TracedProgram, Value
 from meshdsl.ir.index import graph_index, ops_named
 from meshdsl.ir.solution import Pins, Solution
@@ -65,6 +67,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         pipeline=price_pipeline_parts(program, solution, waits, times),
         lines=lines.texts,
         timing=Lazy(timing),
+        jax=jax.__version__,
     )
 
 

@@ -4,8 +4,9 @@ Collectives are compared by their purpose: kind, axes, phase and reason, without
 file or moving a function to another changes no communication. Collectives that both plans have are listed only where
 their number of runs, bytes or seconds differ.
 
-The text begins with the verdict (worse, better). Totals, mesh, topology and program, collectives by the change of their
-time, and layouts follow; layouts of repeated layers that changed in the same way share a row.
+The text begins with the verdict: another program or jax, if so, and what became worse or better. Totals, mesh, topology
+and program, collectives by the change of their time, and layouts follow; layouts of repeated layers that changed in the
+same way share a row.
 """
 
 import re
@@ -27,6 +28,10 @@ _EARLIER_ENDS = (
 )
 _TOLERANCE = 1e-9  # relative difference of seconds, a sum of floats, that counts as none
 _SOURCES = 3  # source lines that a row of the text names
+_DIFFERENT = {
+    "program": "different program: the step itself changed; if that is meant, save the new plan",
+    "jax": "different jax: another version traces the step differently; plan with the one that the plan was made with",
+}
 _TOTALS = {"seconds": "predicted step time", "bytes": "sent per device and step", "memory": "peak memory per device"}
 
 
@@ -77,6 +82,9 @@ class PlanDiff:
       collectives: collectives per purpose, where they differ.
       totals: seconds, bytes and memory, where they differ.
       changes: relative change of these totals: 0.1 if the second plan has 10% more.
+      different: ``"program"`` if the plans are of different programs, ``"jax"`` if different versions of jax traced
+        these, which alone can make them differ; empty if they are of one program, or of forms of it (microbatches,
+        padding, another mesh) that cannot be compared.
     """
 
     made_for: tuple[tuple[str, str, str], ...]
@@ -84,6 +92,7 @@ class PlanDiff:
     collectives: tuple[tuple[str, CostTotals, CostTotals], ...]
     totals: tuple[tuple[str, str, str], ...]
     changes: dict[str, float]
+    different: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.made_for or self.layouts or self.collectives or self.totals)
@@ -96,13 +105,25 @@ def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
     """The differences of ``after`` from ``before``."""
     totals, a, b = _changes(before, after, _totals), _amounts(before), _amounts(after)
     implied = _implied_by_inputs(before) & _implied_by_inputs(after)
+    different = _different(before, after)
+    versions = (("jax", before.jax, after.jax),) if different == "jax" else ()
     return PlanDiff(
-        made_for=_changes(before, after, _made_for),
+        made_for=(*_changes(before, after, _made_for), *versions),
         layouts=tuple(row for row in _changes(before, after, _layouts) if row[0] not in implied),
         collectives=_collectives(before, after),
         totals=totals,
         changes={name: b[name] / a[name] - 1 if a[name] else float("inf") for name, *_ in totals},
+        different=different,
     )
+
+
+def _different(before: PlanData, after: PlanData) -> str:
+    a, b = (
+        (plan.padded, plan.regions, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh)) for plan in (before, after)
+    )
+    if a != b or before.fingerprint == after.fingerprint:
+        return ""
+    return "jax" if before.jax and after.jax and before.jax != after.jax else "program"
 
 
 def _changes(
@@ -189,12 +210,13 @@ def diff_text(diff: PlanDiff) -> str:
 
 
 def _verdict(diff: PlanDiff) -> str:
-    """What became worse and what better, in words."""
+    """Whether the program is another, and what became worse and what better, in words."""
     found: dict[str, list[str]] = {"worse": [], "better": []}
     for name, change in diff.changes.items():
         found["worse" if change > 0 else "better"].append(f"{_TOTALS[name]} {_percent(change)}")
     verdicts = [f"{how}: {', '.join(what)}" for how, what in found.items() if what]
-    return "; ".join(verdicts) or "changed, with equal step time, bytes and memory"
+    costs = "; ".join(verdicts) or "changed, with equal step time, bytes and memory"
+    return f"{_DIFFERENT[diff.different]}\n{costs}" if diff.different else costs
 
 
 def _totals_text(diff: PlanDiff) -> Iterator[str]:

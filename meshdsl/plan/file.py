@@ -7,8 +7,9 @@
     [0,"all-gather",["data"],"S(1)","B",0,3,384,0.000151],
     ...
 
-Every entry is on a line of its own, so that ``git diff`` shows what changed. The file depends on the plan alone, not on
-the time, the machine or the folder, and it names no Python module. ``PlanFile`` is the one definition of its fields.
+Every entry is on a line of its own, so that ``git diff`` shows what changed. The file depends on the plan alone, and on
+the version of jax that traced the step, not on the time, the machine or the folder, and it names no Python module.
+``PlanFile`` is the one definition of its fields.
 
 A file is read completely or not at all. Plan files are moved between branches, merged and edited by hand, so reading
 checks that the file still describes one plan, and reports every faulty entry:
@@ -126,6 +127,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pipeline: Pipelined | None = None
     regions: bool = False
     utilization: Utilization = Utilization()
+    jax: str = ""
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -219,8 +221,8 @@ def _content(plan: PlanData) -> dict[str, Any]:
     ]
     given["layouts"] = list(layouts)
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
-    lacking = {"regions": not plan.regions, "utilization": not plan.utilization.divided}  # in earlier files, too
-    names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]
+    lacking = {"regions": not plan.regions, "utilization": not plan.utilization.divided, "jax": not plan.jax}
+    names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
 
 

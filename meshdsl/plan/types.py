@@ -184,6 +184,7 @@ class PlanData:
       pipeline: microbatches and stages, if the step has them.
       lines: source lines of the operations with some context, ordered by file and line.
       timing: ``spans``, ``simulated_seconds`` and ``utilization``, computed when one of them is first used.
+      jax: version of jax that traced the step, which does not make plans unequal; empty in older files.
     """
 
     name: str
@@ -200,6 +201,7 @@ class PlanData:
     lines: tuple[Line, ...] = ()
     timing: Lazy[Timing] = field(default_factory=lambda: Lazy.known(Timing()))
     regions: bool = False
+    jax: str = field(default="", compare=False)
 
     @property
     def fingerprint(self) -> str:

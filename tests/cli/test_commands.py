@@ -130,7 +130,7 @@ def test_meshes_are_searched(folder):
         parts["microbatches"] == last["microbatches"] == 3
         and "batch of 128 (batch) does not divide into 3" in parts["fault"]
     )
-    assert run("search", "split.py", "--devices", "4", "--memory", "1kB")[0] == 1
+    assert run("search", "split.py", "--devices", "4", "--memory", "1kB")[0] == 3
 
 
 def test_compiled_collectives_are_verified(folder):
@@ -169,7 +169,7 @@ def test_topologies_are_listed_shown_and_taken(folder):
     [
         (("plan", "whole.py", "--mesh", "data:4"), 2, "data:4"),
         (("plan", "whole.py", "--mesh", "model=4"), 2, "no axis 'data'"),
-        (("plan", "whole.py", "--memory", "1KiB"), 1, "no plan fits memory=1.02 kB per device"),
+        (("plan", "whole.py", "--memory", "1KiB"), 3, "no plan fits memory=1.02 kB per device"),
         (("plan", "whole.py", "--rules", "hidden:model"), 2, "hidden"),
         (("plan", "whole.py", "--topology", "dgx-h100", "--mesh", "data=4,model=6"), 2, "model=6: groups of 6 devices"),
         (
@@ -195,6 +195,11 @@ def test_topologies_are_listed_shown_and_taken(folder):
             "chunks: '1f1b' has one chunk per stage, not 2; 'interleaved' and 'zb' take",
         ),
         (("diff", "whole.json", "other.json"), 2, "whole.json"),
+        (
+            ("search", "whole.py", "--devices", "2", "--schedule", "gpipe,1f1", "--recompute", "stages"),
+            2,
+            "schedules: no schedule '1f1'; did you mean '1f1b'?\n  recompute: no choice 'stages'; did you mean 'stage'",
+        ),
         (("topology", "show", "gpu"), 2, "no topology 'gpu'; did you mean 'cpu'?"),
     ],
 )
@@ -207,10 +212,12 @@ def test_bad_input(folder, options, status, message, monkeypatch, capsys):
     assert said.startswith("meshdsl: ") and message in said
 
 
-def test_debug_shows_where_an_error_comes_from(folder, monkeypatch):
+def test_debug_shows_where_an_error_comes_from(folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["meshdsl", "--debug", "topology", "show", "gpu"])
-    with pytest.raises(md.MeshDSLError, match="did you mean 'cpu'"):
+    with pytest.raises(SystemExit) as ended:
         main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "Traceback" in said and "did you mean 'cpu'" in said
 
 
 def test_a_shell_completes_topologies():

@@ -50,17 +50,15 @@ def test_what_the_program_raises_is_told_with_its_line(folder, options, said, mo
     assert ("step was traced with w float32[3], batch float32[4]" in err) == ("wrong.py" in options)
 
 
-def test_debug_shows_the_traceback(folder, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["meshdsl", "--debug", "plan", "raises.py"])
-    with pytest.raises(ZeroDivisionError):
-        main()
+def test_debug_shows_the_traceback(folder, monkeypatch, capsys):
+    status, err = ended(monkeypatch, capsys, "--debug", "plan", "raises.py")
+    assert status == 2 and "Traceback" in err and "ZeroDivisionError" in err
 
 
-def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch):
+def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch, capsys):
     monkeypatch.setattr("meshdsl.cli.plan.load_mesh", len)
-    monkeypatch.setattr(sys, "argv", ["meshdsl", "plan", "raises.py"])
-    with pytest.raises(TypeError):
-        main()
+    status, err = ended(monkeypatch, capsys, "plan", "raises.py")
+    assert status == 70 and "Traceback" in err and "TypeError" in err
 
 
 @pytest.mark.parametrize(
