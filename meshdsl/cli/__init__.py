@@ -22,7 +22,7 @@ from meshdsl.cli.search import search
 from meshdsl.cli.train import train
 from meshdsl.util.text import visible
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, search, report, train):
     app.command()(command)
 app.add_typer(topology.app, name="topology")

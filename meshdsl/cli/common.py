@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from math import isfinite
@@ -27,7 +27,7 @@ from meshdsl.errors import ArgumentError, CheckError, MemoryLimitError, MeshDSLE
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology, load_topology, preset_names, topology
 from meshdsl.schedules.schedule import Schedule
-from meshdsl.schedules.spec import Pipeline
+from meshdsl.schedules.spec import SCHEDULES, Pipeline
 from meshdsl.util.text import visible
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
 DEFAULT_MESH = "data=4,model=2"
 
+
+def schedule_names() -> list[str]:
+    """Names of the schedules that are built in, for completion."""
+    return list(SCHEDULES)
+
+
 _PROGRAM = "path/to/file.py, which defines 'program', or module:attribute"
 _COSTS = "costs of links and devices: a preset or a TOML file; default: those of the devices at hand"
 ProgramName = Annotated[str, typer.Argument(help=_PROGRAM, show_default=False)]
@@ -45,12 +51,26 @@ SavedPlan = Annotated[Path, typer.Argument(help="a saved plan", show_default=Fal
 MeshText = Annotated[str, typer.Option("--mesh", help="mesh axes with their sizes, outermost first")]
 TopologyName = Annotated[str | None, typer.Option("--topology", help=_COSTS, autocompletion=preset_names)]
 RulesText = Annotated[str | None, typer.Option("--rules", help="layout rules, such as 'batch:data hidden:model'")]
+LayoutTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--layouts",
+        metavar="GLOB=LAYOUT",
+        help="a layout by a glob over arguments' paths, such as 'params/*=model=S(1)', added to the program's layouts; "
+        "wins over them; may be repeated",
+    ),
+]
 MemoryText = Annotated[
     str | None, typer.Option("--memory", help="memory limit per device, such as 60GiB; default: the topology's")
 ]
 Microbatches = Annotated[int | None, typer.Option("--microbatches", help="number of microbatches in a step")]
 ScheduleName = Annotated[
-    str | None, typer.Option("--schedule", help="pipeline schedule, such as 1f1b, or a file with a schedule")
+    str | None,
+    typer.Option(
+        "--schedule",
+        help="pipeline schedule, such as 1f1b, or a file with a schedule",
+        autocompletion=schedule_names,
+    ),
 ]
 Chunks = Annotated[int | None, typer.Option("--chunks", help="chunks of layers per pipeline stage")]
 Recompute = Annotated[
@@ -69,6 +89,7 @@ def load_program(
     schedule: str | None = None,
     chunks: int | None = None,
     recompute: str | None = None,
+    layouts: Sequence[str] | None = None,
 ) -> "Program":
     """The program that a file or a module defines, or that its function of this name returns.
 
@@ -78,6 +99,7 @@ def load_program(
       schedule: name of a schedule, or a file with one.
       chunks: chunks per stage.
       recompute: what the backward pass recomputes.
+      layouts: ``GLOB=LAYOUT`` each, which win over the program's layouts.
 
     Raises:
       ArgumentError: there is no such program, or no such pipeline. Errors of the file's own code are not caught.
@@ -85,9 +107,28 @@ def load_program(
     table = Schedule.load(schedule) if schedule and _is_file(schedule) else schedule
     options = {"microbatches": microbatches, "schedule": table, "chunks": chunks, "recompute": recompute}
     given = {option: value for option, value in options.items() if value is not None}
+    pins = dict(map(_parse_pin, layouts or ()))
     with working(f"reading {name}"):
         program = _find_program(name)
+    if pins:
+        program = replace(program, layouts=_with_pins(program, pins))
     return replace(program, pipeline=_pipeline(program, given)) if given else program
+
+
+def _parse_pin(text: str) -> tuple[str, str]:
+    """The glob and the layout of ``GLOB=LAYOUT``."""
+    glob, equals, layout = text.partition("=")
+    if not glob or not equals or "=" not in layout:
+        raise ArgumentError(f"--layouts: {text!r} is not GLOB=LAYOUT, such as 'batch/*=data=S(0)'")
+    return glob, layout
+
+
+def _with_pins(program: "Program", pins: Mapping[str, str]) -> Mapping[str, Any]:
+    """The program's layouts with others, which come last and so win."""
+    from meshdsl.pins import LayoutTable
+
+    own = LayoutTable() | (program.layouts or {})
+    return replace(own, globs={glob: layout for glob, layout in own.globs.items() if glob not in pins}) | pins
 
 
 def _is_file(schedule: str) -> bool:

@@ -1,5 +1,6 @@
 """``meshdsl plan``, ``diff``, ``check``, ``explain`` and ``verify``: what a program communicates, before it runs."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from meshdsl.cli.common import (
     DIFFERENT_PROGRAM,
     AsJSON,
     Chunks,
+    LayoutTexts,
     MemoryText,
     MeshText,
     Microbatches,
@@ -40,6 +42,7 @@ def plan(
     program: ProgramName,
     mesh: MeshText = DEFAULT_MESH,
     topology: TopologyName = None,
+    layouts: LayoutTexts = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
@@ -53,7 +56,7 @@ def plan(
     """Plan a program's step and print the plan: layouts, collectives with their reasons, seconds, memory, gap."""
     check_writable(save, html)
     over = load_mesh(mesh, topology)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
     found = _plan(program, loaded, over, rules, memory)
     if save is not None:
         found.save(save)
@@ -72,6 +75,7 @@ def diff(before: SavedPlan, after: SavedPlan, as_json: AsJSON = False) -> None:
 def check(
     saved: SavedPlan,
     program: ProgramName,
+    layouts: LayoutTexts = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
@@ -88,14 +92,28 @@ def check(
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
     _show_difference("check", before.diff(_plan(program, loaded, before.mesh, rules, memory)), as_json)
+
+
+def paths_of_inputs(context: typer.Context) -> list[str]:
+    """Paths of the inputs of the saved plan on the command line, for completion; none if it cannot be read."""
+    try:
+        return [array["path"] for array in json.loads(Path(context.params["saved"]).read_bytes())["inputs"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def explain(
     saved: SavedPlan,
-    name: Annotated[str, typer.Argument(help="path of an input, as the plan prints it", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="path of an input, as the plan prints it", show_default=False, autocompletion=paths_of_inputs
+        ),
+    ],
     program: OptionalProgram = None,
+    layouts: LayoutTexts = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
@@ -114,7 +132,7 @@ def explain(
         found = explain_input(before, name)
     else:
         before.layout(name)
-        loaded = load_program(program, microbatches, schedule, chunks, recompute)
+        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
         with working(f"planning {program} with every layout of {name}"):
             found = parallelize_program(loaded, before.mesh, rules, memory).explain(name, *loaded.args)
     show("explain", found, found.facts, as_json)
@@ -131,6 +149,7 @@ def verify(
     topology: Annotated[
         str | None, typer.Option(help="preset or TOML file; default: that of the target, or of the devices at hand")
     ] = None,
+    layouts: LayoutTexts = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
@@ -155,7 +174,7 @@ def verify(
         absent.devices(over)
     else:
         jax.config.update("jax_num_cpu_devices", over.size)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
     with working(f"planning and compiling {program} over {over}"):
         report = parallelize_program(loaded, over, rules, memory).verify(*loaded.args, target=target)
     show("verify", report, verify_facts(report), as_json)

@@ -9,6 +9,7 @@ import typer
 
 from meshdsl.cli.common import (
     AsJSON,
+    LayoutTexts,
     OptionalProgram,
     RulesText,
     SavedPlan,
@@ -34,6 +35,7 @@ def report(
     model_explorer: Annotated[
         Path | None, typer.Option(help="also write the planned program as a graph for Model Explorer")
     ] = None,
+    layouts: LayoutTexts = None,
     rules: RulesText = None,
     as_json: AsJSON = False,
 ) -> None:
@@ -51,19 +53,19 @@ def report(
     if perfetto is not None:
         save_perfetto(found, perfetto)
     if model_explorer is not None:
-        _save_graph(found, program, rules, model_explorer)
+        _save_graph(found, program, layouts, rules, model_explorer)
     written = [str(file) for file in (page, perfetto, model_explorer) if file is not None]
     show("report", f"written: {', '.join(written)}", {"written": written, **report_data(found)}, as_json)
 
 
-def _save_graph(found: "Plan", program: str | None, rules: str | None, path: Path) -> None:
+def _save_graph(found: "Plan", program: str | None, layouts: list[str] | None, rules: str | None, path: Path) -> None:
     """Writes the program's graph under a plan that was made for it."""
     from meshdsl.api.program import parallelize_program
     from meshdsl.plan.report import save_model_explorer
 
     if program is None:
         raise ArgumentError("--model-explorer also draws the program: name it after the plan, as in p.json train.py")
-    loaded = load_program(program)
+    loaded = load_program(program, layouts=layouts)
     pipelined = replace(loaded, pipeline=found.pipeline.asked if found.pipeline else None)
     with working(f"drawing {path}"):
         planned = parallelize_program(pipelined, found.mesh, rules, plan=found).stages(*loaded.args).planned

@@ -8,6 +8,7 @@ import typer
 from meshdsl.cli.common import (
     INFEASIBLE,
     AsJSON,
+    LayoutTexts,
     MemoryText,
     ProgramName,
     RulesText,
@@ -16,6 +17,7 @@ from meshdsl.cli.common import (
     check_writable,
     load_program,
     load_topology_named,
+    schedule_names,
     show,
     working,
 )
@@ -38,10 +40,14 @@ def search(
     microbatches: Annotated[
         str | None, typer.Option(help="numbers of microbatches to try; default: 1, or 4 per stage")
     ] = None,
-    schedule: Annotated[str, typer.Option(help="pipeline schedules to try, such as 1f1b,interleaved")] = "1f1b",
+    schedule: Annotated[
+        str,
+        typer.Option(help="pipeline schedules to try, such as 1f1b,interleaved", autocompletion=schedule_names),
+    ] = "1f1b",
     chunks: Annotated[str, typer.Option(help="chunks per stage to try, for interleaved schedules")] = "1",
     recompute: Annotated[str, typer.Option(help="recomputation in the backward pass to try: stage,none")] = "stage",
     topology: TopologyName = None,
+    layouts: LayoutTexts = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     save: SavePlan = None,
@@ -54,7 +60,7 @@ def search(
     from meshdsl.api.mesh_search import search as search_meshes
 
     check_writable(save)
-    loaded = load_program(program)
+    loaded = load_program(program, layouts=layouts)
     with working(f"planning {program} on {devices} devices") as status:
         found = search_meshes(
             loaded,
@@ -73,6 +79,7 @@ def search(
     if save is not None and best.plan:
         best.plan.save(save)
     command = ["meshdsl", "plan", program, *_options(best, loaded), *(["--topology", topology] if topology else [])]
+    command += [part for pin in layouts or () for part in ("--layouts", pin)]
     command += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
     text = f"{found}\n\nthe fastest: {shlex.join(command)}" if best.plan else found
     facts = {"devices": devices, "candidates": [candidate.facts for candidate in found.candidates]}

@@ -11,6 +11,7 @@ from meshdsl.cli.common import (
     DEFAULT_MESH,
     AsJSON,
     Chunks,
+    LayoutTexts,
     MemoryText,
     MeshText,
     Microbatches,
@@ -35,6 +36,7 @@ def train(
     program: ProgramName,
     mesh: MeshText = DEFAULT_MESH,
     topology: TopologyName = None,
+    layouts: LayoutTexts = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
@@ -70,7 +72,8 @@ def train(
             raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder))
     group.join(over)
     with output_to_stderr() if as_json else nullcontext():
-        session = Session(load_program(program, microbatches, schedule, chunks, recompute), over, folder, rules, memory)
+        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
+        session = Session(loaded, over, folder, rules, memory)
         outcome = session.train(steps, save_every, evaluate_every)
     if as_json and session.is_first:
         show("train", "", _facts(outcome, folder), as_json)

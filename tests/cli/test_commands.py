@@ -195,6 +195,9 @@ def test_topologies_are_listed_shown_and_taken(folder):
             "chunks: '1f1b' has one chunk per stage, not 2; 'interleaved' and 'zb' take",
         ),
         (("diff", "whole.json", "other.json"), 2, "whole.json"),
+        (("plan", "whole.py", "--layouts", "w"), 2, "--layouts: 'w' is not GLOB=LAYOUT, such as 'batch/*=data=S(0)'"),
+        (("plan", "whole.py", "--layouts", "wb=data=B"), 2, "layouts['wb']: matches no input"),
+        (("plan", "whole.py", "--layouts", "w=data=S(x)"), 2, "S(x)"),
         (
             ("search", "whole.py", "--devices", "2", "--schedule", "gpipe,1f1", "--recompute", "stages"),
             2,
@@ -231,6 +234,32 @@ def test_a_shell_completes_topologies():
 def test_help_does_not_load_jax():
     code = "import sys, meshdsl.cli; assert 'jax' not in sys.modules, 'jax'"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_shell_completes_schedules_and_paths_of_a_plan(folder):
+    run("plan", "whole.py", "--save", "p.json")
+    code = "import sys; sys.argv = ['meshdsl']; from meshdsl.cli import main; main()"
+    for words, count, names in (("plan x.py --schedule g", 4, ["gpipe"]), ("explain p.json b", 3, ["batch"])):
+        typed = {"_MESHDSL_COMPLETE": "complete_bash", "COMP_WORDS": f"meshdsl {words}", "COMP_CWORD": str(count)}
+        environment = {**os.environ, **typed, "PYTHONPATH": str(ROOT)}
+        said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert said.stdout.split() == names
+
+
+@pytest.mark.parametrize("command", ["", "plan", "topology", "topology show"])
+def test_short_help(command):
+    status, printed = run(*command.split(), "-h")
+    assert status == 0 and "Usage:" in printed
+
+
+def test_layouts_on_the_command_line_win_over_the_programs(folder):
+    pins = ("--layouts", "w=data=S(0) model=S(1)", "--layouts", "b*=model=B")
+    _, printed = run("plan", "whole.py", *pins, "--save", "p.json")
+    plan = md.load_plan("p.json")
+    assert str(plan.layout("w")) == "data=S(0) model=S(1)" and plan.input("batch").pinned == ("data", "model")
+    assert run("check", "p.json", "whole.py", *pins)[0] == 0 and run("check", "p.json", "whole.py")[0] == 1
+    _, printed = run("search", "whole.py", "--devices", "2", *pins)
+    assert "--layouts 'w=data=S(0) model=S(1)'" in printed
 
 
 def test_the_version_is_printed():
