@@ -12,7 +12,7 @@ import runpy
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.highlighter import Highlighter
 from rich.status import Status
+from rich.text import Text
 
 from meshdsl.errors import ArgumentError, CheckError, MemoryLimitError, MeshDSLError, VerifyError, is_a, nearest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology, load_topology, preset_names, topology
 from meshdsl.schedules.schedule import Schedule
 from meshdsl.schedules.spec import SCHEDULES, Pipeline
-from meshdsl.util.text import visible
+from meshdsl.util.text import terminal_width, visible, wrapped
 
 if TYPE_CHECKING:
     from meshdsl.api import Program  # imports jax, which help texts do without
@@ -214,7 +216,25 @@ def short_name(name: str) -> str:
 # in C, goes to standard error, where progress is shown.
 
 JSON_VERSION = 1  # of what --json prints; raised when a field is renamed, removed or means something else
-out = Console(highlight=False, soft_wrap=True)
+KIND_COLORS = {  # those of the report
+    "all-gather": "#5b9bdf",
+    "reduce-scatter": "#3bb08d",
+    "all-reduce": "#e0853f",
+    "all-to-all": "#b07fd4",
+    "collective-permute": "#c4ad3a",
+}
+
+
+class KindHighlighter(Highlighter):
+    """Colours the kinds of collectives, wherever they are named."""
+
+    def highlight(self, text: Text) -> None:
+        """Colours the text in place."""
+        for kind, color in KIND_COLORS.items():
+            text.highlight_words([kind], color)
+
+
+out = Console(highlighter=KindHighlighter(), soft_wrap=True)
 progress = Console(stderr=True, highlight=False)
 
 
@@ -250,12 +270,16 @@ def output_to_stderr() -> Iterator[None]:
 
 
 def show(command: str, text: object, facts: Mapping[str, Any], as_json: bool) -> None:
-    """Prints the text, or the facts as one JSON object that starts with its format and version."""
+    """Prints the text, or the facts as one JSON object that starts with its format and version.
+
+    On a terminal the text is as wide as the terminal, and kinds of collectives have colours; elsewhere it is plain.
+    """
     if as_json:
         head = {"format": f"meshdsl {command} --json", "version": JSON_VERSION}
         print(json.dumps(_plain({**head, **facts}), indent=2, allow_nan=False))
     else:
-        out.print(visible(str(text), allowed="\n"), markup=False)
+        with terminal_width(out.width) if out.is_terminal else nullcontext():
+            out.print(visible(wrapped(str(text)), allowed="\n"), markup=False)
 
 
 def _plain(value: Any) -> Any:

@@ -17,11 +17,13 @@ from meshdsl.cli.common import (
     check_writable,
     load_program,
     load_topology_named,
+    out,
     schedule_names,
     show,
     working,
 )
 from meshdsl.errors import ArgumentError
+from meshdsl.util.text import visible
 
 if TYPE_CHECKING:
     from meshdsl.api import Program
@@ -81,11 +83,12 @@ def search(
     command = ["meshdsl", "plan", program, *_options(best, loaded), *(["--topology", topology] if topology else [])]
     command += [part for pin in layouts or () for part in ("--layouts", pin)]
     command += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
-    text = f"{found}\n\nthe fastest: {shlex.join(command)}" if best.plan else found
     facts = {"devices": devices, "candidates": [candidate.facts for candidate in found.candidates]}
-    show("search", text, facts, as_json)
+    show("search", found, facts, as_json)
     if best.plan is None:
         raise typer.Exit(INFEASIBLE)
+    if not as_json:  # on one line, to be copied
+        out.print(f"\nthe fastest: {visible(shlex.join(command))}", markup=False)
 
 
 def _options(found: "Candidate", loaded: "Program") -> list[str]:

@@ -2,6 +2,8 @@
 
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from os import PathLike
 from pathlib import Path
 from textwrap import wrap
@@ -66,23 +68,75 @@ def _digits(value: float) -> str:
 # ---- Tables ----------------------------------------------------------------------------------------------------------
 
 
-WIDTH = 120  # characters of a line
+WIDTH = 120  # characters of a line, in files and pipes
 _GAP = 2  # spaces between columns
 _LAST_COLUMN_WIDTH = 24  # characters, at least, even if lines then exceed WIDTH
 _CELL_WIDTH = 160  # characters; a longer cell loses its middle
+_INDENT = 4  # spaces before the columns of a row that go below it
+_terminal: ContextVar[int | None] = ContextVar("width of the terminal", default=None)
+
+
+@contextmanager
+def terminal_width(characters: int) -> Iterator[None]:
+    """Within it, tables and ``wrapped`` text are as wide as a terminal of this many characters."""
+    token = _terminal.set(characters)
+    try:
+        yield
+    finally:
+        _terminal.reset(token)
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the rows as lines of aligned columns; the last column wraps below itself."""
+    """Yields the rows as lines of aligned columns; the last column wraps below itself.
+
+    On a terminal that is too narrow for that, the columns that have no room go on lines of their own, below their row.
+    """
     rows = [[*map(_cell, row[:-1]), visible(row[-1])] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     left = sum(widths[:-1]) + _GAP * len(widths[:-1])
-    width = max(WIDTH - left, _LAST_COLUMN_WIDTH)
+    terminal = _terminal.get()
+    if terminal is not None and left + min(widths[-1], _LAST_COLUMN_WIDTH) > terminal:
+        yield from _stacked(rows, widths, terminal)
+        return
+    width = max((terminal or WIDTH) - left, _LAST_COLUMN_WIDTH)
     for row in rows:
         start = "".join(text.ljust(width + _GAP) for text, width in zip(row[:-1], widths, strict=False))
         first, *rest = wrap(row[-1], width, break_long_words=False, break_on_hyphens=False) or [""]
         yield (start + first).rstrip()
         yield from (" " * left + line for line in rest)
+
+
+def _stacked(rows: Sequence[Sequence[str]], widths: Sequence[int], terminal: int) -> Iterator[str]:
+    """Yields the rows, of each as many columns beside one another as there is room for, the others below."""
+    ends = [sum(widths[:n]) + _GAP * (n - 1) for n in range(1, len(widths))]
+    beside = max(sum(end <= terminal for end in ends), 1)
+    for row in rows:
+        yield (" " * _GAP).join(text.ljust(width) for text, width in zip(row[:beside], widths, strict=False)).rstrip()
+        below = (" " * _GAP).join(filter(None, row[beside:]))
+        yield from _lines_of(below, terminal, " " * _INDENT, " " * _INDENT)
+
+
+def wrapped(text: str) -> str:
+    """Returns the text with lines that are too long for the terminal continued below, one step further in."""
+    terminal = _terminal.get()
+    if terminal is None:
+        return text
+    rows = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + _INDENT)
+        rows += _lines_of(line, terminal, "", indent) if len(line) > terminal else [line]
+    return "\n".join(rows)
+
+
+def _lines_of(text: str, width: int, first: str, others: str) -> list[str]:
+    return wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _cell(text: str) -> str:

@@ -1,0 +1,49 @@
+"""What a terminal shows: tables and text of its width, kinds of collectives in colour; pipes get plain text."""
+
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from meshdsl.cli import common
+from meshdsl.util.text import table, terminal_width
+from tests.programs import small_plan
+
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def shown(monkeypatch, width, terminal=True):
+    screen = Console(
+        highlighter=common.KindHighlighter(), soft_wrap=True, file=StringIO(), width=width, force_terminal=terminal
+    )
+    monkeypatch.setattr(common, "out", screen)
+    common.show("plan", small_plan(), {}, as_json=False)
+    return screen.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+def test_lines_are_as_wide_as_the_terminal_and_lose_nothing(monkeypatch, width):
+    text = COLORS.sub("", shown(monkeypatch, width))
+    assert max(map(len, text.splitlines())) <= width
+    assert text.split() == str(small_plan()).split()
+
+
+def test_kinds_have_a_colour_each_on_a_terminal_only(monkeypatch):
+    found = re.findall(r"(\x1b\[[0-9;]+m)(all-gather|all-reduce)\x1b\[0m", shown(monkeypatch, 120))
+    assert len({kind for _, kind in found}) == len(set(found)) == len({color for color, _ in found}) == 2
+    assert shown(monkeypatch, 60, terminal=False) == f"{small_plan()}\n"
+
+
+def test_columns_without_room_go_below_their_row():
+    rows = [("kind", "bytes", "reason"), ("all-gather", "12 B", "needed by dot_general of the first layer")]
+    with terminal_width(24):
+        assert list(table(rows)) == [
+            "kind        bytes",
+            "    reason",
+            "all-gather  12 B",
+            "    needed by",
+            "    dot_general of the",
+            "    first layer",
+        ]
+    assert list(table(rows))[1] == "all-gather  12 B   needed by dot_general of the first layer"
