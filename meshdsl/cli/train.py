@@ -53,10 +53,10 @@ def train(
 ) -> None:
     """Plan a program's training step, and train with that plan, in one process or several.
 
-    The folder holds the plan, checkpoints, metrics.jsonl (a line per step and evaluation) and curves.png. On SIGTERM or
-    Ctrl-C the run saves and ends with status 143; --resume continues it, also on another mesh. Under SLURM, OpenMPI or
-    Kubernetes start one command per process: they find each other. With --json everything but the outcome is printed
-    to standard error.
+    The folder holds the plan, checkpoints, metrics.jsonl (a line per step and evaluation) and curves.png. On Ctrl-C
+    the run finishes its step, saves and ends with status 130, on SIGTERM with 143; --resume continues it, also on
+    another mesh. Under SLURM, OpenMPI or Kubernetes start one command per process: they find each other. With --json
+    everything but the outcome is printed to standard error.
     """
     try:
         from meshdsl.training import multihost as group
@@ -78,7 +78,7 @@ def train(
     if as_json and session.is_first:
         show("train", "", _facts(outcome, folder), as_json)
     if outcome.stopped:
-        raise typer.Exit(group.STOPPED)
+        raise typer.Exit(128 + outcome.stopped)
 
 
 def _facts(outcome: "Outcome", folder: Path) -> dict[str, Any]:
@@ -86,4 +86,4 @@ def _facts(outcome: "Outcome", folder: Path) -> dict[str, Any]:
     history = outcome.history
     step, evaluated = history.evaluations[-1] if history.evaluations else (None, {})
     last = {"loss": history.losses[-1] if history.losses else None, "evaluated": step, "evaluation": evaluated}
-    return {"folder": str(folder), "steps": outcome.done, "stopped": outcome.stopped, **last}
+    return {"folder": str(folder), "steps": outcome.done, "stopped": bool(outcome.stopped), **last}

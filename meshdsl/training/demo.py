@@ -25,7 +25,6 @@ from meshdsl.training.datasets.text import load, unigram_entropy
 from meshdsl.training.evaluate import sample_text
 from meshdsl.training.loop import Run
 from meshdsl.training.metrics import History, draw_curves
-from meshdsl.training.multihost import STOPPED
 from meshdsl.training.run import check_trainable, required, steps_of, train_program
 
 PROMPT = "ROMEO.\n"
@@ -46,7 +45,7 @@ def main() -> None:
     console.rule(f"train {run.steps} steps, checkpoints in {run.folder}")
     state, outcome = train_program(sharded, program, run)
     if outcome.stopped:
-        raise SystemExit(STOPPED)
+        raise SystemExit(128 + outcome.stopped)
 
     unigram = unigram_entropy(text.held_out, text.held_out)
     report(outcome.history, unigram, run.folder)

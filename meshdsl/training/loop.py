@@ -8,7 +8,9 @@ resumes from its newest checkpoint with the batches and losses that it would hav
 several processes all call this; the first one shows progress and writes metrics.
 """
 
+import logging
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -20,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshdsl.training.batches import Feed
@@ -32,38 +35,53 @@ from meshdsl.training.metrics import History, Metrics, MetricsFile
 class TrainingBar:
     """A bar with loss, speed and remaining time over the steps of a run; a context manager.
 
+    Meanwhile, what others print, and what handlers of ``logging`` write to standard error, appears above the bar.
+
     Args:
       steps: steps of the whole run.
       done: steps that an earlier process did.
       unit: name of what is counted per second.
       shown: whether anything is shown.
+      console: where; None for standard output.
     """
 
-    def __init__(self, steps: int, done: int, unit: str, shown: bool = True) -> None:
+    def __init__(self, steps: int, done: int, unit: str, shown: bool = True, console: Console | None = None) -> None:
         self._progress = Progress(
-            TextColumn("training"),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"),
-            TextColumn("{task.fields[rate]:,.0f} " + f"{unit}/s"),
+            TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),
-            disable=not shown,
+            console=console,
+            disable=not shown or done >= steps,
         )
-        self._shown = shown
-        self._task = self._progress.add_task("training", total=steps, completed=done, loss=float("nan"), rate=0.0)
+        self._shown, self._unit = shown, unit
+        self._task = self._progress.add_task("training", total=steps, completed=done, figures="compiling")
+        self._log_streams: list[tuple[logging.StreamHandler[Any], Any]] = []
 
     def __enter__(self) -> "TrainingBar":
-        self._progress.start()
+        errors = sys.stderr
+        self._progress.start()  # on a terminal it replaces both streams
+        handlers = (each for each in _log_handlers() if each.stream is errors is not sys.stderr)
+        self._log_streams = [(each, each.setStream(sys.stderr)) for each in handlers]
         return self
 
     def __exit__(self, *_: object) -> None:
+        for handler, stream in self._log_streams:
+            handler.setStream(stream)
         self._progress.stop()
 
     def advance(self, loss: float, units: int) -> None:
         """Shows one more step, with its loss and number of units."""
-        self._progress.update(self._task, advance=1, loss=loss, rate=units * self._speed())
+        speed = self._speed()
+        figures = f"loss {loss:.3f}  {units * speed:,.0f} {self._unit}/s" if speed else f"loss {loss:.3f}"
+        self._progress.update(self._task, advance=1, figures=figures)
+
+    def stopping(self) -> None:
+        """Says that the run ends after this step; it only changes a value, so that handlers of signals may call it."""
+        self._progress.update(self._task, description="stopping after this step")
 
     def note(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -74,6 +92,13 @@ class TrainingBar:
         return self._progress.tasks[0].speed or 0.0
 
 
+def _log_handlers() -> set["logging.StreamHandler[Any]"]:
+    """All handlers of ``logging`` that write to a stream."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = (handler for each in loggers if isinstance(each, logging.Logger) for handler in each.handlers)
+    return {handler for handler in handlers if isinstance(handler, logging.StreamHandler)}
+
+
 # ---- Stopping cleanly ------------------------------------------------------------------------------------------------
 
 
@@ -82,10 +107,14 @@ class StopSignal:
 
     A second Ctrl-C ends the run at once. With several processes jax handles SIGTERM, and all processes agree on the
     step after which they stop.
+
+    Args:
+      notify: called when a signal is received.
     """
 
-    def __init__(self) -> None:
-        self._received = False
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._received = 0
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -96,15 +125,16 @@ class StopSignal:
     def __exit__(self, *_: object) -> None:
         self._restore()
 
-    def after(self, step: int) -> bool:
-        """Whether to stop after this step; every process calls this after every step."""
+    def after(self, step: int) -> int:
+        """The signal for which to stop after this step, or 0; every process calls this after every step."""
         if jax.process_count() > 1:
-            return bool(multihost_utils.reached_preemption_sync_point(step))
+            return signal.SIGTERM if multihost_utils.reached_preemption_sync_point(step) else 0
         return self._received
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
+        self._received = number
         self._restore()
+        self._notify()
 
     def _restore(self) -> None:
         for kind, handler in self._previous.items():
@@ -154,11 +184,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Metrics of a run so far, the steps done, and whether it was stopped before its end."""
+    """Metrics of a run so far, the steps done, and the signal that stopped it before its end; 0 if none did."""
 
     history: History
     done: int
-    stopped: bool = False
+    stopped: int = 0
 
 
 def restore_newest(run: Run, like: State) -> tuple[int, State] | None:
@@ -184,8 +214,8 @@ def train(
       evaluate: ``(*state) -> metrics`` on held-out data; an array of values counts as its mean.
     """
     with ExitStack() as stack:
-        stop = stack.enter_context(StopSignal())
         bar = stack.enter_context(TrainingBar(run.steps, done, run.unit, shown=_is_first()))
+        stop = stack.enter_context(StopSignal(bar.stopping))
         record = stack.enter_context(MetricsFile(run.folder / "metrics.jsonl" if _is_first() else None, done))
         checkpoints = Checkpoints(run.checkpoints)
         stack.callback(checkpoints.close)
@@ -203,12 +233,14 @@ class _Loop:
     evaluate: Evaluate | None
 
     def train(self, state: State, feed: Feed, done: int, stop: StopSignal) -> tuple[State, Outcome]:
-        if done:
+        if done >= self.run.steps:
+            self.bar.note(f"resumed at {done} of {self.run.steps} steps: nothing to do")
+        elif done:
             self.bar.note(f"resumed after step {done}")
-        stopped = False
+        stopped = 0
         for number, batch in zip(range(done + 1, self.run.steps + 1), feed(done), strict=False):
             state, done = self._step(state, number, batch), number
-            stopped = stop.after(number) and number < self.run.steps
+            stopped = stop.after(number) if number < self.run.steps else 0
             if stopped or self.run.saves(number):
                 self.checkpoints.save(number, state)
             if stopped:

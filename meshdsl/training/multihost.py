@@ -75,21 +75,25 @@ def _initialize(count: int) -> None:
 
 
 def start(command: Sequence[str], count: int, folder: Path) -> int:
-    """Runs ``count`` processes of a Python command on this machine; returns 0, ``STOPPED``, or 1 if one failed.
+    """Runs ``count`` processes of a Python command on this machine; returns 0, or 1 if one failed.
 
     The output of the first one is shown, that of the others is in ``folder/process-1.log`` and so on. SIGTERM and
-    Ctrl-C are forwarded to all.
+    Ctrl-C are forwarded to all; the result is then 128 and the signal, as of one process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     address = f"127.0.0.1:{_free_port()}"
     group = [_start(command, address, count, i, folder) for i in range(count)]
 
+    received: list[int] = []
+
     def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         _end(group, signal.SIGTERM)
 
     previous = {kind: signal.signal(kind, forward) for kind in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return _wait(group, folder)
+        status = _wait(group, folder)
+        return 128 + received[0] if received and status == STOPPED else status
     finally:
         _end(group, signal.SIGKILL)
         for kind, handler in previous.items():

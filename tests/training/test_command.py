@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshdsl.cli import app, main
-from meshdsl.training.multihost import STOPPED, process_count
+from meshdsl.training.multihost import process_count
 from tests.cli.test_json import documented
 
 ROOT = Path(__file__).parent.parent.parent
@@ -79,14 +79,33 @@ def test_a_run_goes_on_over_another_mesh_with_other_layouts(tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=1e-4)
 
 
+@pytest.mark.parametrize(("kind", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_after_its_step_saved(tmp_path, kind, status):
+    process = started(*LONG, folder=tmp_path)
+    wait_for_a_checkpoint(process, tmp_path)
+    process.send_signal(kind)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == status and "Traceback" not in err
+    stopped = saved(tmp_path)
+    assert f"stopped after step {stopped} of 4000; --resume continues" in out and "nan" not in out
+
+
+def test_a_run_that_is_resumed_past_its_end_has_nothing_to_do(tmp_path):
+    run("--folder", tmp_path / "a", "--steps", 9)
+    before = losses(tmp_path / "a")
+    status, printed = run("--folder", tmp_path / "a", "--steps", 6, "--resume")
+    assert status == 0 and "resumed at 9 of 6 steps: nothing to do" in printed and "9/6" not in printed
+    assert losses(tmp_path / "a") == before
+
+
 def test_two_processes_stopped_killed_and_resumed_have_the_losses_of_one(tmp_path):
     folder = tmp_path / "two"
     process = started("--processes", 2, *LONG, folder=folder)
     wait_for_a_checkpoint(process, folder)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)  # forwarded as SIGTERM, on which they agree on a step
     out, _ = process.communicate(timeout=120)
     stopped = saved(folder)
-    assert process.returncode == STOPPED and f"stopped after step {stopped} of 4000; --resume continues" in out
+    assert process.returncode == 130 and f"stopped after step {stopped} of 4000; --resume continues" in out
     assert len(losses(folder)) == stopped
 
     process = started("--processes", 2, "--resume", *LONG, folder=folder)

@@ -1,21 +1,24 @@
 """Checkpoints, the loop, its record, the picture."""
 
 import json
+import logging
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 from meshdsl.errors import ArgumentError
 from meshdsl.training.batches import host_feed
 from meshdsl.training.checkpoint import Checkpoints
 from meshdsl.training.datasets.text import text_batches
-from meshdsl.training.loop import Run, restore_newest, train
+from meshdsl.training.loop import Run, TrainingBar, restore_newest, train
 from meshdsl.training.metrics import History, MetricsFile, draw_curves
 
 ROOT = Path(__file__).parent.parent.parent
@@ -70,6 +73,26 @@ def test_the_loop_evaluates_and_finishes_where_it_should(tmp_path):
     done, again = restore_newest(run, state)
     assert (done, float(again[0])) == (7, 7)
     assert train(None, again, feed, run, done)[1].history == outcome.history
+
+
+def test_the_bar_shows_no_nan_and_stays_whole_under_other_lines():
+    handler = logging.StreamHandler(sys.stderr)  # which holds the stream, as those of libraries do
+    logging.getLogger("another").addHandler(handler)
+    screen = Console(file=StringIO(), force_terminal=True, width=120)
+    try:
+        with TrainingBar(steps=3, done=0, unit="rows", console=screen) as bar:
+            logging.getLogger("another").warning("a line of another library")
+            print("a print of the step")
+            before = screen.file.getvalue()
+            bar.advance(1.5, 32)
+            bar.stopping()
+    finally:
+        logging.getLogger("another").removeHandler(handler)
+    assert handler.stream is sys.stderr
+    assert "compiling" in before and "nan" not in before
+    for line in ("a line of another library\n", "a print of the step\n"):
+        assert line in before  # on a line of its own, above the bar
+    assert "loss 1.500" in screen.file.getvalue() and "stopping after this step" in screen.file.getvalue()
 
 
 def test_batches_that_end_before_the_steps(tmp_path):
