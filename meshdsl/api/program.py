@@ -6,7 +6,7 @@ $ meshdsl plan train.py --mesh data=4,model=2
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.api.options import parse_constraints, parse_uneven
@@ -98,6 +98,13 @@ class Program:
         parse_uneven(self.uneven, rows)
         if rows:
             raise ArgumentError(faults("invalid arguments of Program:", rows))
+
+
+def with_layouts(program: Program, layouts: Mapping[str, Stated]) -> Program:
+    """Return the program with more layouts by globs; they come last, and so win, and replace those of equal globs."""
+    own = LayoutTable() | (program.layouts or {})
+    others = {glob: layout for glob, layout in own.globs.items() if glob not in layouts}
+    return replace(program, layouts=replace(own, globs=others) | layouts)
 
 
 # ---- Stacks ----------------------------------------------------------------------------------------------------------

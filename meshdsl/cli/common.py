@@ -7,6 +7,7 @@ or a TOML file. Every option that several commands take is defined here once, as
 import ctypes
 import importlib
 import json
+import logging
 import os
 import runpy
 import sys
@@ -113,7 +114,9 @@ def load_program(
     with working(f"reading {name}"):
         program = _find_program(name)
     if pins:
-        program = replace(program, layouts=_with_pins(program, pins))
+        from meshdsl.api.program import with_layouts
+
+        program = with_layouts(program, pins)
     return replace(program, pipeline=_pipeline(program, given)) if given else program
 
 
@@ -123,14 +126,6 @@ def _parse_pin(text: str) -> tuple[str, str]:
     if not glob or not equals or "=" not in layout:
         raise ArgumentError(f"--layouts: {text!r} is not GLOB=LAYOUT, such as 'batch/*=data=S(0)'")
     return glob, layout
-
-
-def _with_pins(program: "Program", pins: Mapping[str, str]) -> Mapping[str, Any]:
-    """The program's layouts with others, which come last and so win."""
-    from meshdsl.pins import LayoutTable
-
-    own = LayoutTable() | (program.layouts or {})
-    return replace(own, globs={glob: layout for glob, layout in own.globs.items() if glob not in pins}) | pins
 
 
 def _is_file(schedule: str) -> bool:
@@ -249,8 +244,34 @@ def check_writable(*files: Path | None) -> None:
 @contextmanager
 def working(text: str) -> Iterator[Status]:
     """Shows what is being done, on a terminal, and keeps standard output for the result."""
-    with output_to_stderr(), progress.status(text) as status:
+    with output_to_stderr(), progress.status(text) as status, _CompileNotice(text, status):
         yield status
+
+
+class _CompileNotice(logging.Handler):
+    """Says that the planner's loops are being compiled, while it takes longer for that; a context manager.
+
+    Args:
+      text: what is being done.
+      status: the line on the terminal.
+    """
+
+    def __init__(self, text: str, status: Status) -> None:
+        super().__init__()
+        self._text, self._status, self._logger = text, status, logging.getLogger("meshdsl.compile")
+        self._level = self._logger.level
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Adds the reason to the line."""
+        self._status.update(f"{self._text} (the first plan on this machine compiles the planner's loops)")
+
+    def __enter__(self) -> None:
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.INFO)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)
 
 
 @contextmanager

@@ -1,7 +1,11 @@
 """What a terminal shows: tables and text of its width, kinds of collectives in colour; pipes get plain text."""
 
+import os
 import re
+import subprocess
+import sys
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,6 +14,14 @@ from meshdsl.cli import common
 from meshdsl.util.text import table, terminal_width
 from tests.programs import small_plan
 
+ROOT = Path(__file__).parent.parent.parent
+STEP = """
+import jax, jax.numpy as jnp
+import meshdsl as md
+
+array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+program = md.Program(lambda w, x: w - (x.T @ (x @ w)), (array(8, 4), array(16, 8)), layouts={"x": "data=S(0)"})
+"""
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -33,6 +45,24 @@ def test_kinds_have_a_colour_each_on_a_terminal_only(monkeypatch):
     found = re.findall(r"(\x1b\[[0-9;]+m)(all-gather|all-reduce)\x1b\[0m", shown(monkeypatch, 120))
     assert len({kind for _, kind in found}) == len(set(found)) == len({color for color, _ in found}) == 2
     assert shown(monkeypatch, 60, terminal=False) == f"{small_plan()}\n"
+
+
+def test_a_plan_says_that_it_compiles_loops(monkeypatch, tmp_path):
+    """A first plan, with an empty cache, on a terminal, and a second one."""
+    (tmp_path / "step.py").write_text(STEP)
+    environment = {
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(ROOT),
+        "FORCE_COLOR": "1",
+        "COLUMNS": "200",
+    }
+    command = [sys.executable, "-m", "meshdsl", "plan", "step.py", "--mesh", "data=2"]
+    said = [
+        subprocess.run(command, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, check=True).stderr
+        for _ in range(2)
+    ]
+    notice = b"the first plan on this machine compiles the planner's loops"
+    assert notice in said[0] and notice not in said[1]
 
 
 def test_columns_without_room_go_below_their_row():
