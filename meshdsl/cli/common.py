@@ -6,6 +6,7 @@ or a TOML file. Every option that several commands take is defined here once, as
 
 import ctypes
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -15,9 +16,11 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
+from inspect import Parameter
 from math import isfinite
 from pathlib import Path
 from traceback import extract_tb
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +29,16 @@ from rich.highlighter import Highlighter
 from rich.status import Status
 from rich.text import Text
 
-from meshdsl.errors import ArgumentError, CheckError, MemoryLimitError, MeshDSLError, VerifyError, is_a, nearest
+from meshdsl.errors import (
+    ArgumentError,
+    CheckError,
+    MemoryLimitError,
+    MeshDSLError,
+    VerifyError,
+    faults,
+    is_a,
+    nearest,
+)
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology, load_topology, preset_names, topology
 from meshdsl.schedules.schedule import Schedule
@@ -154,9 +166,9 @@ def _find_program(name: str) -> "Program":
     if name.endswith(".py"):
         file = Path(name)
         if not file.is_file():
-            neighbours = file.parent.glob("*.py") if file.parent.is_dir() else ()
-            raise ArgumentError(f"there is no file {file}{nearest(str(file), map(str, neighbours))}")
-        return _program(name, "program", runpy.run_path(str(file)))
+            files = [str(each) for each in file.parent.glob("*.py") if each.is_file()] if file.parent.is_dir() else []
+            raise ArgumentError(f"there is no file {file}{nearest(str(file), files)}")
+        return _program(name, "program", _run(file))
     if module.endswith(".py"):
         raise ArgumentError(
             f"{name!r} is not a program: give the file alone, as {module}, which defines 'program', "
@@ -165,6 +177,14 @@ def _find_program(name: str) -> "Program":
     if not colon:
         raise ArgumentError(f"{name!r} is not a program: give path/to/file.py, or module:attribute")
     return _program(name, attribute, vars(_import(module)))
+
+
+def _run(file: Path) -> dict[str, Any]:
+    try:
+        return runpy.run_path(str(file))
+    except SystemExit as error:
+        rows = [f"sys.exit({error.code!r}) while it was read; keep that under if __name__ == '__main__'"]
+        raise ArgumentError(faults(f"{file} ended the command:", rows)) from error
 
 
 def _import(module: str) -> Any:
@@ -185,10 +205,18 @@ def _program(name: str, attribute: str, namespace: dict[str, Any]) -> "Program":
         public = [known for known in namespace if not known.startswith("_")]
         raise ArgumentError(f"{name} defines no {attribute!r}{nearest(attribute, public)}")
     found = namespace[attribute]
+    if inspect.isfunction(found) and (needed := _required_parameters(found)):
+        raise ArgumentError(f"{attribute} in {name} needs {', '.join(needed)}; it is called without arguments")
     made = found() if callable(found) else found
     if not isinstance(made, Program):
         raise ArgumentError(f"{attribute} in {name}: {is_a(made)}, not an md.Program")
     return made
+
+
+def _required_parameters(function: FunctionType) -> list[str]:
+    given = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.default is Parameter.empty and each.kind not in given]
 
 
 def load_mesh(text: str, topology: str | None = None) -> Mesh:

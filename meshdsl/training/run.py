@@ -169,7 +169,9 @@ def _type(x: Array) -> str:
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """Raises ArgumentError rather than overwrite another run."""
+    """Raises ArgumentError rather than overwrite another run, or a file."""
+    if any(each.is_file() for each in (folder, *folder.parents)):
+        raise ArgumentError(f"{folder} cannot be the folder of a run: there is a file; --folder names another place")
     if not resume and any(Run(1, folder).checkpoints.glob("[0-9]*")):
         raise ArgumentError(f"{folder} holds a run: --resume continues it, --folder names another place")
 

@@ -21,6 +21,7 @@ program = md.Program(step, tuple(jax.ShapeDtypeStruct((n,), jnp.float32) for n i
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     sources = {"wrong": WRONG, "raises": "\n1 / 0", "parses": "def f(:", "imports": "import not_there"}
+    sources |= {"ends": "import sys; sys.exit('usage')", "takes": "def program(mesh, data=3, *more): ..."}
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.chdir(tmp_path)
@@ -67,6 +68,13 @@ def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch, capsys):
         (
             ("plan", "wrong.py:program"),
             "give the file alone, as wrong.py, which defines 'program', or its module, as wrong:program",
+        ),
+        (("plan", "ends.py"), "ends.py ended the command:\n  sys.exit('usage') while it was read; keep that under if"),
+        (("plan", "takes.py"), "program in takes.py needs mesh; it is called without arguments"),
+        (("plan", "wong.py"), "there is no file wong.py; did you mean 'wrong.py'?"),
+        (
+            ("train", "wrong.py", "--folder", "wrong.py/run"),
+            "wrong.py/run cannot be the folder of a run: there is a file",
         ),
         (("plan", "wrong.py", "--schedule", "none.csv"), "cannot read the schedule 'none.csv'"),
         (("plan", "wrong.py", "--save", "none/p.json"), "'none/p.json': there is no folder 'none'; make it first"),
