@@ -72,6 +72,7 @@ WIDTH = 120  # characters of a line, in files and pipes
 _GAP = 2  # spaces between columns
 _LAST_COLUMN_WIDTH = 24  # characters, at least, even if lines then exceed WIDTH
 _CELL_WIDTH = 160  # characters; a longer cell loses its middle
+_ROOM = 40  # characters of the last column, if it has so many, below which a terminal shows it below its row
 _INDENT = 4  # spaces before the columns of a row that go below it
 _terminal: ContextVar[int | None] = ContextVar("width of the terminal", default=None)
 
@@ -95,7 +96,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     left = sum(widths[:-1]) + _GAP * len(widths[:-1])
     terminal = _terminal.get()
-    if terminal is not None and left + min(widths[-1], _LAST_COLUMN_WIDTH) > terminal:
+    if terminal is not None and left + min(widths[-1], _ROOM) > terminal:
         yield from _stacked(rows, widths, terminal)
         return
     width = max((terminal or WIDTH) - left, _LAST_COLUMN_WIDTH)
