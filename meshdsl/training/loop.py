@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from rich import get_console
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -30,6 +31,9 @@ from meshdsl.training.checkpoint import Checkpoints, State
 from meshdsl.training.metrics import History, Metrics, MetricsFile
 
 # ---- Progress bar ----------------------------------------------------------------------------------------------------
+
+
+_WIDE = 80  # characters of a terminal that has room for all columns
 
 
 class TrainingBar:
@@ -51,7 +55,7 @@ class TrainingBar:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
+            *([TimeElapsedColumn()] if (console or get_console()).width >= _WIDE else []),
             TextColumn("ETA"),
             TimeRemainingColumn(),
             console=console,
