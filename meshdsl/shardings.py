@@ -52,7 +52,8 @@ def topology_at_hand(mesh: Mesh | None = None, devices: Sequence[jax.Device] | N
     except (RuntimeError, IndexError) as error:
         note = f"topology cpu is assumed, as jax finds no devices ({first_line(error)}); state topology="
         return replace(topology_of_kind("cpu", "cpu"), note=note, assumed=True)
-    found = kept_topology(first.device_kind, mesh) if mesh is not None else None
+    alone = jax.process_count() == 1  # hosts that keep different topologies would plan, and then run, differently
+    found = kept_topology(first.device_kind, mesh) if mesh is not None and alone else None
     return found or topology_of_kind(first.platform, first.device_kind)
 
 

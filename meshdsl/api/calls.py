@@ -158,11 +158,6 @@ def leaf_forms(tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
         return types, tuple(looks)
 
 
-def placements(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shardings of the leaves that are committed to devices, None for others."""
-    return tuple(x.sharding if getattr(x, "committed", False) else None for x in leaves)
-
-
 def _look(x: Any) -> Any:
     return (tuple(x.shape), x.dtype) if hasattr(x, "dtype") else None
 

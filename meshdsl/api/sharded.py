@@ -17,7 +17,7 @@ import jax
 
 from meshdsl.api.ambient import JaxSettings, call_settings, explicit_mesh
 from meshdsl.api.axis_names import inner_of_pmap
-from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest_kind, placements
+from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest_kind
 from meshdsl.api.check import check_step
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
@@ -32,7 +32,7 @@ from meshdsl.lowering.numerics import CheckReport, check_tolerance
 from meshdsl.lowering.reference import is_divided, whole_step
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
-from meshdsl.pins import GivenLayouts
+from meshdsl.pins import GivenLayouts, place_of
 from meshdsl.pipelining import whole_function
 from meshdsl.plan.build import without_rule
 from meshdsl.plan.plan import Plan
@@ -499,4 +499,4 @@ class Sharded(Generic[Params, Result]):
     def _looks(self, tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return how the arguments of a call look, and where they lie if that pins them."""
         forms = leaf_forms(tree, leaves)
-        return (*forms, placements(leaves)) if self.options.layouts.as_given else forms
+        return (*forms, *map(place_of, leaves)) if self.options.layouts.as_given else forms

@@ -15,7 +15,7 @@ from ``constrain`` operations inside the step. The planner treats them as constr
 """
 
 from meshdsl.pins.constraints import fit_constraints
-from meshdsl.pins.given import AS_GIVEN, GivenLayouts
+from meshdsl.pins.given import AS_GIVEN, GivenLayouts, place_of
 from meshdsl.pins.read import UserPins, make_pins, overridden_pins, replaced_inputs
 from meshdsl.pins.strategies import LayoutTable
 
@@ -27,5 +27,6 @@ __all__ = [
     "fit_constraints",
     "make_pins",
     "overridden_pins",
+    "place_of",
     "replaced_inputs",
 ]

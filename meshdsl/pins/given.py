@@ -2,7 +2,7 @@
 
     argument                                                   its input
     array on a mesh of these axes, or shape with ``sharding``  pinned on every axis of that mesh
-    array that is not committed to devices, numpy array        left to the planner
+    array not committed to devices, numpy array, tracer        left to the planner
     array on another mesh, on one device, without named axes   an error: it cannot lie so on this mesh
 
 Meshes are the same if axes of several devices have the same names and sizes in the same order; which devices these are
@@ -64,12 +64,17 @@ class GivenLayouts:
         return tuple(f"{AS_GIVEN}: {what}: {', '.join(shortened(paths, _NAMED))}" for what, paths in texts if paths)
 
 
+def place_of(x: Any) -> jax.sharding.Sharding | None:
+    """Returns the sharding of an array that is committed to devices, or of a shape that has one; None for all else."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x.sharding
+    is_array = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    return x.sharding if is_array and x.committed else None
+
+
 def _given(path: str, x: Any, mesh: Mesh, rows: list[str]) -> Layout | None:
     """Returns where an argument lies; appends a fault if that is not on ``mesh``."""
-    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
-        at = x.sharding if x.committed else None
-    else:
-        at = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else None
+    at = place_of(x)
     if at is None:
         return None
     if not isinstance(at, NamedSharding):

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import meshdsl as md
 from meshdsl.api.stages import SLOW_DEVICES
 
 MESH = md.Mesh(data=4, model=2, topology=SLOW_DEVICES)
-DEVICES = jax.make_mesh((4, 2), ("data", "model"))
+DEVICES = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 def step(w, x, count):
@@ -66,6 +66,22 @@ def test_results_go_round_without_another_plan_and_other_places_have_their_own(c
     assert record.getMessage() == "planning step again: w lies as model=S(0) data=B instead of model=S(1) data=B"
     assert moved.sharding.is_equivalent_to(at("model", None), 2)
     assert sharded(w, x, count)[0].sharding.is_equivalent_to(at(None, "model"), 2)
+
+
+def test_arguments_that_are_traced_are_left_to_the_planner():
+    args = arguments(None, "model")
+    inside = jax.jit(lambda *args: md.parallelize(step, MESH, "as-given")(*args))(*args)
+    expected = step(*args)
+    assert jnp.allclose(inside[0], expected[0], atol=1e-6) and inside[1] == 1
+
+
+def test_arrays_on_explicit_axes_lie_where_they_are():
+    explicit = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    w = jax.device_put(np.ones((8, 16), np.float32), at(("model", "data"), mesh=explicit))
+    sharded = md.parallelize(step, MESH, "as-given")
+    assert str(sharded.plan(w, np.ones((8, 8), np.float32), 0).layout("w")) == "model=S(0) data=S(0)"
+    result = sharded(w, np.ones((8, 8), np.float32), 0)[0]
+    assert result.sharding.is_equivalent_to(w.sharding, 2) and result.sharding.mesh == explicit
 
 
 def test_globs_are_changed_on_top():

@@ -88,6 +88,8 @@ def test_what_was_measured_and_kept_is_used_and_said(tmp_path, monkeypatch):
     assert plan.topology == measured
     assert plan.notes == ("topology calibrated: measured on 2 x cpu, kept on this machine",)
     assert md.parallelize(double, "data=4").plan(X).topology.name == "cpu"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert md.parallelize(double, "data=2").plan(X).topology.name == "cpu"
     assert md.search(double, X, devices=2, axes=("data",)).best.plan.topology.name == "cpu"  # one for all meshes
 
 

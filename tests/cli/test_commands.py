@@ -1,9 +1,11 @@
 """``meshdsl plan``, ``diff``, ``check``, ``explain``, ``verify``, ``topology``."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 import meshdsl as md
 from meshdsl.cli import app, main
 from meshdsl.cli.common import load_program
+from meshdsl.layouts.machine import keep_topology
 from meshdsl.layouts.topology import preset_names
 
 ROOT = Path(__file__).parent.parent.parent
@@ -162,6 +165,24 @@ def test_topologies_are_listed_shown_and_taken(folder):
     (folder / "node.toml").write_text(text.replace("devices = 0", "devices = 8"))
     with pytest.raises(md.MeshDSLError, match="a mesh of 16 devices: topology dgx-h100 joins 8; make the mesh smaller"):
         run("plan", "whole.py", "--mesh", "data=4,model=4", "--topology", "node.toml")
+
+
+def test_a_measured_topology_is_kept_if_asked(folder, monkeypatch):
+    measured = replace(md.topology("cpu"), name="measured", source="measured on 8 x cpu")
+    monkeypatch.setenv("MESHDSL_TOPOLOGIES", str(folder))
+
+    def measure(mesh, keep):
+        if keep:
+            keep_topology(measured, "cpu", mesh)
+        return measured
+
+    monkeypatch.setattr(importlib.import_module("meshdsl.calibrate"), "calibrate", measure)
+    assert run("topology", "calibrate", "--mesh", "data=4,model=2")[0] == 0
+    assert "topology cpu" in run("plan", "whole.py", "--mesh", "data=4,model=2")[1]
+    assert run("topology", "calibrate", "--mesh", "data=4,model=2", "--keep")[0] == 0
+    printed = run("plan", "whole.py", "--mesh", "data=4,model=2")[1]
+    assert "topology measured: measured on 8 x cpu, kept on this machine" in printed
+    assert "topology cpu" in run("plan", "whole.py", "--mesh", "data=4,model=2", "--topology", "cpu")[1]
 
 
 @pytest.mark.parametrize(
