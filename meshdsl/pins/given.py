@@ -66,10 +66,11 @@ class GivenLayouts:
 
 def place_of(x: Any) -> jax.sharding.Sharding | None:
     """Returns the sharding of an array that is committed to devices, or of a shape that has one; None for all else."""
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x.sharding
-    is_array = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-    return x.sharding if is_array and x.committed else None
+    if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+        return None
+    placed = isinstance(x, jax.ShapeDtypeStruct) or x.committed
+    at: jax.sharding.Sharding | None = x.sharding if placed else None
+    return at
 
 
 def _given(path: str, x: Any, mesh: Mesh, rows: list[str]) -> Layout | None:
