@@ -12,6 +12,7 @@ from meshdsl.plan.file import read_plan
 
 PLAIN = Topology("plain", 1e12, 5e11, 1e11, 1e12, 1e-5, (Link(1e-6, 1e10),))
 X, W = jax.ShapeDtypeStruct((512, 256), jnp.float32), jax.ShapeDtypeStruct((256, 256), jnp.float32)
+FOUR = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 PRODUCT = 2 * 512 * 256 * 256  # FLOPs
 
 
@@ -27,9 +28,7 @@ def loop(w, x):
 
 def mapped(w, x):
     spec = jax.sharding.PartitionSpec("data")
-    run = jax.shard_map(
-        lambda x: x @ x.T, mesh=jax.sharding.AbstractMesh((4,), ("data",)), in_specs=spec, out_specs=spec
-    )
+    run = jax.shard_map(lambda x: x @ x.T, mesh=FOUR, in_specs=spec, out_specs=spec)
     return run(x) @ jnp.ones((128, 4)), w
 
 
