@@ -29,6 +29,7 @@ from meshdsl.layouts.exchange import Exchange, ExchangeStep, ordered_exchanges
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Partial, Split
 from meshdsl.layouts.reshard import ReshardStep
+from meshdsl.rules.dim_groups import ELEMENTWISE
 from meshdsl.util.arrays import Ids, object_id
 from meshdsl.util.lazy import memoize_by_object
 
@@ -149,12 +150,17 @@ class Reasons:
 
     def __init__(self, program: TracedProgram, solution: Solution) -> None:
         self.program, self.solution, self.index = program, solution, reason_index(program.graph)
-        self._changes: dict[int, str] = {}  # by the identity of a step, which equal values share
-        leaves = zip(program.inputs, program.graph.inputs, strict=True)
+        # by the identity of a step, which equal values share, and names of dims
+        self._changes: dict[tuple[int, tuple[str, ...]], str] = {}
+        leaves = list(zip(program.inputs, program.graph.inputs, strict=True))
         self.names: dict[int, str] = {value.id: leaf.path for leaf, value in leaves}
+        returned = zip(program.outputs, program.graph.returned, strict=True)
+        known = [*((leaf, value) for leaf, value in returned if isinstance(value, Value)), *leaves]
+        self._dims: dict[int, tuple[str, ...]] = {value.id: leaf.dims for leaf, value in known if leaf.dims}
         for _, op in self.index.ops:
             if op.bodies:
                 self._name_body_inputs(op)
+        self._name_dims_by_partners()
 
     def _name_body_inputs(self, op: Op) -> None:
         """Names the inputs of a loop's bodies that are inputs of the step outside."""
@@ -162,7 +168,19 @@ class Reasons:
             outside = op.inputs[port.operand] if port.role in _SUFFIXES else None
             if isinstance(outside, Value) and outside.id in self.names:
                 for body, i in port.inputs:
-                    self.names[op.bodies[body].inputs[i].id] = self.names[outside.id] + _SUFFIXES[port.role]
+                    inside = op.bodies[body].inputs[i].id
+                    self.names[inside] = self.names[outside.id] + _SUFFIXES[port.role]
+                    if dims := self._dims.get(outside.id):
+                        self._dims[inside] = dims[1:] if port.role is PortRole.SLICE else dims
+
+    def _name_dims_by_partners(self) -> None:
+        """Gives what is combined with a named array element by element, such as its gradient, the names of its dims."""
+        ops = [op for _, op in self.index.ops if op.name in ELEMENTWISE]
+        for op in (*ops, *reversed(ops)):
+            same = [x for x in (*op.inputs, *op.outputs) if isinstance(x, Value) and x.shape == op.outputs[0].shape]
+            if dims := next((self._dims[x.id] for x in same if x.id in self._dims), None):
+                for x in same:
+                    self._dims.setdefault(x.id, dims)
 
     def ops(self) -> Iterator[tuple[Graph, Op]]:
         """Every operation with the graph that it is in, in program order."""
@@ -204,7 +222,7 @@ class Reasons:
         consumer, producer = self.consumer(value.id, step), self.index.producer(value.id)
         belongs_to_producer = isinstance(step.source, Partial) or consumer.name == "return"
         owner = producer if producer is not None and belongs_to_producer else consumer
-        return consumer, owner, f"{self._subject(value, step)} {self._change(step)}, {self._need(consumer)}"
+        return consumer, owner, f"{self._subject(value, step)} {self._change(value, step)}, {self._need(consumer)}"
 
     def _subject(self, value: Value, step: ReshardStep) -> str:
         producer = self.index.producer(value.id)
@@ -218,10 +236,11 @@ class Reasons:
             return f"partial {step.source.reduction} of {name}"
         return name if producer is None else f"result of {name}"
 
-    def _change(self, step: ReshardStep) -> str:
-        if object_id(step) not in self._changes:
-            self._changes[object_id(step)] = _change(step)
-        return self._changes[object_id(step)]
+    def _change(self, value: Value, step: ReshardStep) -> str:
+        key = object_id(step), self._dims.get(value.id, ())
+        if key not in self._changes:
+            self._changes[key] = _change(step, key[1])
+        return self._changes[key]
 
     def _need(self, consumer: Op) -> str:
         if consumer.name == "return":
@@ -235,11 +254,14 @@ def _display_name(op: Op) -> str:
     return f"the {op.name}" if op.bodies else op.called
 
 
-def _change(step: ReshardStep) -> str:
+def _change(step: ReshardStep, dims: Sequence[str]) -> str:
+    """What a step changes; dims by their names, where they have one."""
     if step.kind == "collective-permute":
         dim = step.source.dim if isinstance(step.source, Split) else 0
-        return f"{','.join(step.before.splitting(dim))} -> {','.join(step.after.splitting(dim))} on dim {dim}"
-    return f"{_on(step.before, step.axes)} -> {_on(step.after, step.axes)}"
+        name = dims[dim] if dim < len(dims) and dims[dim] else dim
+        return f"{','.join(step.before.splitting(dim))} -> {','.join(step.after.splitting(dim))} on dim {name}"
+    before, after = (_on(layout.named(dims), step.axes) for layout in (step.before, step.after))
+    return f"{before} -> {after}"
 
 
 def _on(layout: Layout, axes: Sequence[str]) -> str:

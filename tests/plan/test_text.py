@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from jax import lax
 
 import meshdsl as md
@@ -46,6 +49,26 @@ def test_one_of_several_results_is_named_by_its_type():
     whole = md.parallelize(lambda x: lax.top_k(x, 1), MESH, {"x": "data=S(0) model=B"}, {"*": "data=B model=B"})
     reasons = [c.reason.split(" (")[0] for c in whole.plan(np.ones((64, 512), np.float32)).collectives]
     assert reasons == ["result of top_k's float32[64,1]", "result of top_k's int32[64,1]"]
+
+
+def test_reasons_call_dims_by_their_names():
+    """Of inputs, of what a loop reads of them, and of results."""
+    names = nn.Partitioned(jax.ShapeDtypeStruct((4, 512, 512), jnp.float32), ("layers", "embed", "mlp"))
+
+    def step(weights, batch):
+        def loss(weights):
+            layers = weights["w"].value
+            y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), batch, layers)
+            return jnp.mean(y**2)
+
+        return jax.tree.map(lambda w, d: w - d, weights, jax.grad(loss)(weights))
+
+    mesh = md.Mesh(data=4, model=2, topology="tpu-v5e")
+    pins = {"weights/w": "data=S(embed) model=B", "batch": "data=S(0) model=B"}
+    plan = md.parallelize(step, mesh, pins).plan({"w": names}, jax.ShapeDtypeStruct((8192, 512), jnp.float32))
+    reasons = " ".join(c.reason for c in plan.collectives)
+    assert "weights/w[i] data=S(embed) -> data=B" in reasons or "weights/w data=S(embed) -> data=B" in reasons
+    assert "data=P -> data=S(embed)" in reasons and "S(0)" not in reasons.replace("batch", "")
 
 
 def test_other_arguments_and_layouts_do_not_share_a_row():
