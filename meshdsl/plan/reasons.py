@@ -258,7 +258,7 @@ def _change(step: ReshardStep, dims: Sequence[str]) -> str:
     """What a step changes; dims by their names, where they have one."""
     if step.kind == "collective-permute":
         dim = step.source.dim if isinstance(step.source, Split) else 0
-        name = dims[dim] if dim < len(dims) and dims[dim] else dim
+        name = dict(enumerate(dims)).get(int(dim)) or dim
         return f"{','.join(step.before.splitting(dim))} -> {','.join(step.after.splitting(dim))} on dim {name}"
     before, after = (_on(layout.named(dims), step.axes) for layout in (step.before, step.after))
     return f"{before} -> {after}"
