@@ -170,12 +170,11 @@ def _utilization(plan: PlanData) -> Iterator[str]:
         lost = f"; lost to {largest}" if largest else ""
         yield f"  compute bound        {seconds_text(used.compute_bound)}  (MFU {_percent(plan.mfu)}{lost})"
     launching = used.losses[:1] and used.losses[0][0] == LAUNCHES and used.losses[0][1] > plan.seconds / 2
+    why = ": launch overhead dominates" if launching else ""
     for axis, share in used.divided:
-        if share < _HARDLY:
-            why = ": launch overhead dominates" if launching else ""
-            yield f"  over {axis:<15} computation repeated {plan.mesh.axis(axis)} times{why}"
-        elif 1 - share >= _HARDLY:
-            yield f"  over {axis:<15} {_percent(1 - share)} of the computation repeated {plan.mesh.axis(axis)} times"
+        if 1 - share >= _HARDLY:
+            part = f"{_percent(1 - share)} of the " if share >= _HARDLY else ""
+            yield f"  over {axis:<15} {part}computation repeated {plan.mesh.axis(axis)} times{why}"
 
 
 def _percent(share: float) -> str:
