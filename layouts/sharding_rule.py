@@ -14,25 +14,30 @@ signature on one axis) is derived from both:
 * ``increasing`` / ``decreasing``     -> ``P(max)`` stays / becomes ``P(min)``, and vice versa
 * always                              -> everything ``B``
 
-A dim of several factors, ``(a b)``, is split through its major factor only, into a number of
-blocks that divides the length of that factor. ``_`` is a dim that cannot be split. Rows that no property
-gives (a lookup in a split table, say) are listed as ``extra``, and so are those whose local
-programs contain collectives (exchanges).
+A dim of several factors, ``(a b)``, is split through its major factor, into a number of blocks that divides the length
+of that factor. Under a ``nested`` rule it may also be split through ``b``, by axes that come after others which divide
+``a`` fully, for then the blocks are blocks of ``b``:
 
-N mesh axes need no rule of their own: each axis takes a row, and blocks nest.
+    a b -> (a b), a = 4     data=4: S(0) -> S(0)     then model=2: S(1) -> S(0)
+
+``_`` is a dim that cannot be split. Rows that no property gives (a lookup in a split table, say) are listed as
+``extra``, and so are those whose local programs contain collectives (exchanges).
+
+N mesh axes need no rule of their own: each axis takes a row, and blocks nest. Rows of merged dims fit together only if
+``divides`` says so.
 (The idea of factors is Shardy's; rules on one axis are PyTorch DTensor's and OneFlow's.)
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.placement import B, P, Partial, Placement, Split
 
 Dims = tuple[tuple[str, ...], ...]
 Placements = tuple[tuple[Placement, ...], tuple[Placement, ...]]  # of a row's operands and results
-_NOT_MAJOR = -1  # in place of a dim: the factor is in a dim, but another factor is its major one
 _DIM = re.compile(r"\(([^)]*)\)|(\S+)")
 
 
@@ -49,15 +54,44 @@ class Signature:
       collectives: exchanges of the local program on this axis, such as the halo of a convolution. Axes
         whose rows list equal exchanges run them as one, over their product. Rows with different
         exchanges combine only if these are windows over different dims.
+      majors: per operand and result, the length in front of the factor that is split, in its dim; empty if all are 1.
+        Axes before this one have to divide it fully.
     """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     size: int = 0
     collectives: tuple[Exchange, ...] = ()
+    majors: tuple[int, ...] = ()
+
+    def part(self, port: int) -> "Part":
+        """Returns the part of a dim that the row splits at an operand or result, counted together."""
+        return self.majors[port] if self.majors else 1, self.size
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+
+
+Part = tuple[int, int]  # of a dim, which a row splits: the length in front of it, and its own, 0 for the rest
+
+
+def divides(length: int, splits: Sequence[tuple[int, Part]]) -> bool:
+    """Whether axes can split a dim together.
+
+    Args:
+      length: of the dim.
+      splits: devices of each axis, major first, and the part of the dim that its row splits.
+    """
+    blocks = 1
+    for devices, (before, _) in splits:
+        if blocks % before:
+            return False  # a minor part, while what is in front of it is not divided fully
+        blocks *= devices
+
+    def fills(before: int, own: int) -> bool:
+        return before * own % prod(devices for devices, (front, _) in splits if front <= before) == 0
+
+    return length % blocks == 0 and all(fills(*part) for _, part in splits)
 
 
 @dataclass(frozen=True)
@@ -77,6 +111,7 @@ class Rule:
       extra: rows that no property gives.
       without: rows that do not hold, by their placements.
       rounding: groups of operands; the operation is linear in each but for rounding.
+      nested: dims of several factors are also split through minor ones.
     """
 
     inputs: tuple[Dims, ...]
@@ -90,6 +125,7 @@ class Rule:
     extra: tuple[Signature, ...] = ()
     without: frozenset[Placements] = frozenset()
     rounding: tuple[tuple[int, ...], ...] = ()
+    nested: bool = False
 
     @classmethod
     def parse(cls, text: str, **properties: object) -> "Rule":
@@ -118,24 +154,32 @@ class Rule:
 
     def _split(self, factor: str) -> Signature | None:
         ports = [self._dim(factor, dims) for dims in (*self.inputs, *self.outputs)]
-        if any(dim == _NOT_MAJOR for dim in ports):
+        majors = tuple(self._length_before(factor, dim) for _, dim in ports)
+        is_minor = any(n > 1 for n in majors)
+        if is_minor and not (self.nested and self.sizes.get(factor, 1) > 1):
             return None
         reduction = Partial(self.reduced[factor]) if factor in self.reduced else None
-        placed = [Split(dim) if dim is not None else None for dim in ports]
+        placed = [Split(at) if dim else None for at, dim in ports]
         inputs, outputs = placed[: len(self.inputs)], placed[len(self.inputs) :]
         if reduction is None and any(p is None for p in outputs):
             return None
         return Signature(
-            tuple(p or B for p in inputs), tuple(p or reduction or B for p in outputs), self.sizes.get(factor, 0)
+            tuple(p or B for p in inputs),
+            tuple(p or reduction or B for p in outputs),
+            self.sizes.get(factor, 0),
+            majors=majors if is_minor else (),
         )
 
-    def _dim(self, factor: str, dims: Dims) -> int | None:
-        """Returns the dim of which ``factor`` is the major factor; None if absent, _MINOR if another one is."""
-        for i, dim in enumerate(dims):
-            if factor in dim:
-                lead = next((f for f in dim if self.sizes.get(f, 2) != 1), factor)
-                return i if lead == factor else _NOT_MAJOR
-        return None
+    def _dim(self, factor: str, dims: Dims) -> tuple[int, tuple[str, ...]]:
+        """Returns the position and factors of the dim that has ``factor``; no factors if none has."""
+        return next(((i, dim) for i, dim in enumerate(dims) if factor in dim), (0, ()))
+
+    def _length_before(self, factor: str, dim: tuple[str, ...]) -> int:
+        """Returns the length of the factors in front of one in its dim; for one of length 1, of all others."""
+        if not dim:
+            return 1
+        before = dim if self.sizes.get(factor, 2) == 1 else dim[: dim.index(factor)]
+        return prod(self.sizes.get(other, 2) for other in before)
 
     def _partials(self) -> Iterator[Signature]:
         for group in (*self.linear, *self.commuting):

@@ -1,6 +1,6 @@
 """Local programs of convolution and pooling: the block with its halo, and the padding that its windows need.
 
-A device that holds some of the groups of a convolution runs that many groups.
+A device that holds some of the groups of a convolution runs that many groups; one that holds a part of one runs none.
 """
 
 from math import prod
@@ -34,8 +34,8 @@ def conv(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
         images,
         kernels,
         padding=tuple(padding),
-        feature_group_count=feature_groups // feature if feature_groups > 1 else 1,
-        batch_group_count=batch_groups // batch if batch_groups > 1 else 1,
+        feature_group_count=max(feature_groups // feature, 1),
+        batch_group_count=max(batch_groups // batch, 1),
     )
 
 

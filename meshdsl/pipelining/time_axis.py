@@ -122,8 +122,8 @@ def join(op: Op, a: TimePlace, b: TimePlace) -> TimePlace:
 def time_rows(op: Op, microbatches: int) -> Iterator[Signature]:
     """Yields the rule rows by which an operation without bodies can run per microbatch.
 
-    Rows need dims that divide, and no exchange between iterations. A layout constraint is about devices, so that it
-    accepts any placement in time.
+    Rows need dims that divide by themselves, and no exchange between iterations. A layout constraint is about devices,
+    so that it accepts any placement in time.
     """
     if op.name == "constrain":
         places = (*map(Split, range(len(op.outputs[0].shape))), Partial("sum"), Partial("max"), Partial("min"))
@@ -133,7 +133,7 @@ def time_rows(op: Op, microbatches: int) -> Iterator[Signature]:
     for row in rows:
         ports = zip((*row.inputs, *row.outputs), (*op.inputs, *op.outputs), strict=True)
         divides = all(x.shape[int(p.dim)] % microbatches == 0 for p, x in ports if isinstance(p, Split))
-        if divides and row.size % microbatches == 0 and not row.collectives:
+        if divides and row.size % microbatches == 0 and not (row.collectives or row.majors):
             yield row
 
 

@@ -16,7 +16,7 @@ wrong and is no longer listed, or be priced with other costs. The plan is valid 
 Both raise one PlanFileError that lists all faults.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from itertools import combinations
@@ -29,8 +29,8 @@ from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, Split
-from meshdsl.layouts.reshard import ReshardEdge, fits, reshard_edges
-from meshdsl.layouts.sharding_rule import Signature
+from meshdsl.layouts.reshard import ReshardEdge, reshard_edges
+from meshdsl.layouts.sharding_rule import Signature, divides
 from meshdsl.layouts.topology import Topology
 from meshdsl.plan.build import collectives_of
 from meshdsl.plan.types import Array, Collective, PlanData
@@ -40,6 +40,7 @@ from meshdsl.planner.problem.build import Problem, make_problem
 from meshdsl.planner.problem.variables import Node, Port
 from meshdsl.util.text import bytes_text, seconds_text
 
+_Rows = Mapping[Signature, Signature]  # of a node, by what plans say of them
 _REMEDY = "plan again without plan= and save the new plan"
 
 
@@ -159,7 +160,7 @@ def _aliases(plan: PlanData) -> Pins:
 
 
 def _signature_faults(problem: Problem, solution: Solution) -> Iterator[str]:
-    tables: dict[int, set[Signature]] = {}  # rows of a node by the identity of their list, which equal nodes share
+    tables: dict[int, _Rows] = {}  # by the identity of the list of a node's rows, which equal nodes share
     for node in problem.nodes:
         layouts = [_layout(port, solution) for port in node.ports]
         known = [layout for layout in layouts if layout is not None]
@@ -167,7 +168,7 @@ def _signature_faults(problem: Problem, solution: Solution) -> Iterator[str]:
             yield f"{node.label}: the plan has no layout for one of its tensors"
             continue
         if id(node.rows) not in tables:
-            tables[id(node.rows)] = {_comparable(row, row.outputs) for row in node.rows}
+            tables[id(node.rows)] = {_comparable(row, row.outputs): row for row in node.rows}
         yield from (f"{node.label}: {text}" for text in _node_faults(node, known, tables[id(node.rows)], solution))
 
 
@@ -177,18 +178,31 @@ def _layout(port: Port, solution: Solution) -> Layout | None:
     return solution.uses.get(port.use)
 
 
-def _node_faults(node: Node, layouts: list[Layout], table: set[Signature], solution: Solution) -> Iterator[str]:
+def _node_faults(node: Node, layouts: list[Layout], table: _Rows, solution: Solution) -> Iterator[str]:
     wrong = [text for i in range(len(solution.mesh.names)) for text in _axis_faults(node, i, layouts, table, solution)]
-    yield from wrong
-    for port, layout in zip(node.ports, layouts, strict=True):
-        if not wrong and not fits(layout, port.value.shape, solution.mesh):
-            yield f"{layout} does not divide a tensor of shape {list(port.value.shape)}"
+    yield from wrong or _indivisible_dims(node, layouts, table, solution)
     orders = {pair for layout in layouts for pair in _nesting(layout)}
     swapped = [(a, b) for a, b in orders if a < b and (b, a) in orders]
     yield from (f"its tensors are split over {a} and {b} in different orders" for a, b in swapped)
 
 
-def _axis_faults(node: Node, i: int, layouts: list[Layout], table: set[Signature], solution: Solution) -> Iterator[str]:
+def _indivisible_dims(node: Node, layouts: list[Layout], table: _Rows, solution: Solution) -> Iterator[str]:
+    """Yields a text per tensor of which a dim, or a factor of it, does not divide; the node's rows are in the table."""
+    rows: dict[str, Signature] = {}
+    for i, axis in enumerate(solution.mesh.names):
+        row = _row(node, i, tuple(layout.on(axis) for layout in layouts), solution)
+        assert row is not None
+        rows[axis] = table[row]
+    for p, (port, layout) in enumerate(zip(node.ports, layouts, strict=True)):
+        splits = (
+            [(solution.mesh.axis(a), rows[a].part(p)) for a in layout.splitting(d)]
+            for d in range(len(port.value.shape))
+        )
+        if not all(map(divides, port.value.shape, splits)):
+            yield f"{layout} does not divide a tensor of shape {list(port.value.shape)}"
+
+
+def _axis_faults(node: Node, i: int, layouts: list[Layout], table: _Rows, solution: Solution) -> Iterator[str]:
     axis = solution.mesh.names[i]
     placed = tuple(layout.on(axis) for layout in layouts)
     row = _row(node, i, placed, solution)

@@ -327,7 +327,10 @@ def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...
 
 
 def _with_literals(op: Op, row: Signature) -> Signature:
-    """Returns a row with placements for literal operands, which nodes have no ports for."""
+    """Returns a row with placements for literal operands, which nodes have no ports for, and without its ``majors``.
+
+    These decided which rows fit together; what runs, and files of plans, do not need them.
+    """
     placements = iter(row.outputs)
     inputs = tuple(B if isinstance(v, Literal) else next(placements) for v in op.inputs)
     ports = [i for i, v in enumerate((*op.inputs, *op.outputs)) if not isinstance(v, Literal)]

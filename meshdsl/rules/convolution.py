@@ -16,6 +16,9 @@ is a block of the result's features, so groups can be split, and a device runs i
 
 The weight gradient of a depthwise convolution has the batch as ``i`` and the channels as ``h``:
 split over the batch it is a partial sum, split over the channels it stays split.
+
+A device that has one group is left with a convolution without groups, of which any factor can be split. So ``vmap``
+over devices, which makes them groups of the weight gradient, keeps their rows divisible.
 """
 
 from collections.abc import Iterator
@@ -46,6 +49,7 @@ def conv(op: Op) -> Rule:
         linear=bilinear(op),
         sizes=sizes,
         extra=tuple(_spatial(op)),
+        nested=True,
     )
 
 

@@ -230,13 +230,14 @@ def reshape(op: Op) -> Rule:
     """The common factors of operand and result, row major.
 
     Both shapes are read from the left; while they are aligned, the greatest common divisor of the current dims is a
-    factor of both: (12, 6) -> (4, 18) is ``(a b) c -> a (b c)``.
+    factor of both: (12, 6) -> (4, 18) is ``(a b) c -> a (b c)``. Blocks of a minor factor are contiguous where the
+    factors in front of it are divided fully.
     """
     before, after = op.inputs[0].shape, op.outputs[0].shape
     order = op.params["dimensions"] or range(len(before))
     read, right, sizes = common_factors(tuple(before[i] for i in order), after)
     left = tuple(read[list(order).index(i)] for i in range(len(before)))
-    return Rule((left,), (right,), commuting=((0,),), sizes=sizes)
+    return Rule((left,), (right,), commuting=((0,),), sizes=sizes, nested=True)
 
 
 def common_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int]]:

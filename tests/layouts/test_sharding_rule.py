@@ -1,9 +1,13 @@
 """Rows from factors and properties."""
 
+from itertools import product
+from math import prod
+
+import numpy as np
 import pytest
 
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.sharding_rule import Rule, Signature
+from meshdsl.layouts.sharding_rule import Rule, Signature, divides
 
 
 def table(rule):
@@ -61,6 +65,39 @@ def test_a_factor_missing_in_one_of_two_results_is_not_split():
 def test_merged_dims_split_through_the_major_factor_as_far_as_it_goes():
     rows = Rule.parse("(a b) c -> a (b c)", sizes={"a": 4, "b": 3}).rows()
     assert rows == (Signature((B,), (B,)), Signature((S(0),), (S(0),), 4))
+
+
+def test_a_nested_rule_splits_minor_factors_behind_major_ones():
+    rows = Rule.parse("(a b) c -> a (b c)", sizes={"a": 4, "b": 3, "c": 5}, nested=True).rows()
+    minor = Signature((S(0),), (S(1),), 3, majors=(4, 1)), Signature((S(1),), (S(1),), 5, majors=(1, 3))
+    assert rows[2:] == minor and [row.part(0) for row in rows] == [(1, 0), (1, 4), (4, 3), (1, 5)]
+
+
+@pytest.mark.parametrize("factors", [(4, 6), (2, 4, 3), (6, 2)])
+def test_parts_of_a_merged_dim_divide_it_where_their_blocks_are_contiguous(factors):
+    """Tried on every assignment of up to three axes to the factors, with the blocks of each factor cut out."""
+    parts = [(prod(factors[:i]), n) for i, n in enumerate(factors)]
+    whole, seen = np.arange(prod(factors)).reshape(factors), set()
+    for sizes in product((2, 3, 4), (2, 3), (1, 2)):
+        for at in product(range(len(factors)), repeat=3):
+            splits = [(k, parts[f]) for k, f in zip(sizes, at, strict=True) if k > 1]
+            shares = [prod(k for k, f in zip(sizes, at, strict=True) if f == g) for g in range(len(factors))]
+            exact = not any(n % k for n, k in zip(factors, shares, strict=True))
+            blocks = whole.reshape(-1, whole.size // prod(sizes)) if exact else None
+            right = exact and all(
+                np.array_equal(_block(whole, zip(sizes, at, place, strict=True)).ravel(), blocks[n])
+                for n, place in enumerate(product(*map(range, sizes)))
+            )
+            assert divides(whole.size, splits) == right, (sizes, at)
+            seen.add(right)
+    assert seen == {True, False}
+
+
+def _block(x, splits):
+    """The part of ``x`` of one device: blocks of factors, blocks of these, and so on."""
+    for k, factor, place in splits:
+        x = np.split(x, k, factor)[place]
+    return x
 
 
 def test_a_major_factor_of_length_one_does_not_count():

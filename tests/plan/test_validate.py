@@ -12,6 +12,7 @@ import meshdsl as md
 from meshdsl.errors import PlanFileError
 from meshdsl.layouts import B, Layout, Mesh, S
 from meshdsl.plan.validate import check_runnable
+from meshdsl.planner.costs import op_cost
 from meshdsl.rules.registry import RULES, all_broadcast
 from meshdsl.trace import trace
 from meshdsl.util.text import bytes_text, seconds_text
@@ -74,6 +75,21 @@ def test_a_sum_that_is_rounded_before_it_is_reduced_where_that_is_not_stated():
     with pytest.raises(PlanFileError) as caught:
         check_runnable(plan, trace(stating("data=P"), args))
     assert re.search(r"convert_element_type at \S+: no signature on model is \(P\) -> \(P\)\n", str(caught.value))
+
+
+def test_signatures_that_each_hold_but_not_together(monkeypatch):
+    """Rows of a merged dim are split through the minor factor, while axes before do not divide the major one fully."""
+
+    def merge(x):
+        return jnp.tanh(x.reshape(24, 8))
+
+    x, pins = np.ones((4, 6, 8), np.float32), {"x": "data=S(0) model=S(1)"}
+    monkeypatch.setattr(op_cost, "_dividing", lambda kinds, _, sizes: np.ones((len(kinds),) * len(sizes), np.bool_))
+    plan = md.parallelize(merge, md.Mesh(data=2, model=2), pins).plan(x)
+    with pytest.raises(
+        PlanFileError, match=r"reshape at \S+: data=S\(0\) model=S\(0\) does not divide a tensor of shape"
+    ):
+        check_runnable(plan, trace(merge, (x,)))
 
 
 def test_a_value_that_lies_otherwise():

@@ -8,7 +8,7 @@ devices' results together equal the unsharded result on all draws. Then
 * missing = right on 2 and on 3 devices, but neither listed nor implied by a listed row
   (a ``B`` serves wherever a ``P(max)`` or ``P(min)`` is wanted);
 * pairs of rows on two axes at once, also on the same dim, must be right as well, and all those
-  that exchange different things.
+  that exchange different things or split a minor factor behind a major one that is divided fully.
 
 The first sample of an operation is tried in all combinations, further ones in ``BUDGET`` at random.
 Partial operands are cut at random, with the reduction's identity among the parts.
@@ -24,6 +24,7 @@ from meshdsl.ir.graph import Literal, Op, Value
 from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
 from meshdsl.layouts.placement import B, P, Partial, Placement, S, Split
 from meshdsl.layouts.sharding_rule import Signature
+from meshdsl.layouts.sharding_rule import divides as divides_dim
 from meshdsl.lowering.local.registry import PROGRAMS
 from meshdsl.rules import rows_of
 from meshdsl.rules.registry import all_broadcast, carries
@@ -42,7 +43,7 @@ def prove(case: Sample) -> list[str]:
     op, draws = drawn(case, rng)
     listed = rows_of(op)
     whole = Trial((all_broadcast(op),), (1,))
-    pairs = [trial for trial in two_axes(listed, rng) if divides(op, trial)]
+    pairs = [trial for trial in (*two_axes(listed, rng), *nested(listed)) if divides(op, trial)]
     every = candidates(op)
     rows = every if len(every) <= BUDGET or case is SAMPLES.get(case.name, [case])[0] else some(every, op, listed, rng)
     singles = [Trial((row,), (ranks,)) for row in rows for ranks in (2, 3)]
@@ -154,6 +155,12 @@ def two_axes(listed: tuple[Signature, ...], rng: simulated.Random) -> list[Trial
     ]
 
 
+def nested(listed: tuple[Signature, ...]) -> list[Trial]:
+    """Every row of a minor factor behind every other row, on as many devices as what is in front of it is long."""
+    minor = [(row, n) for row in listed for n in {*row.majors} - {1}]
+    return [Trial((first, row), (n, k)) for row, n in minor for first in listed if meet(first, row) for k in (2, 3)]
+
+
 def meet(*rows: Signature) -> bool:
     """Whether a state of the operation has these rows, one per axis."""
     return not _mixed(rows) and ordered_exchanges([row.collectives for row in rows]) is not None
@@ -186,13 +193,10 @@ def _large_enough(turn: ExchangeStep, shapes: list[tuple[int, ...]], trial: Tria
 
 
 def _divides(shape: tuple[int, ...], trial: Trial, port: int) -> bool:
-    placed = [(*row.inputs, *row.outputs)[port] for row in trial.rows]
-    for dim, size in enumerate(shape):
-        by = [(k, row.size) for p, k, row in zip(placed, trial.ranks, trial.rows, strict=True) if p is S(dim)]
-        blocks = int(np.prod([k for k, _ in by], dtype=int))
-        if any(length % blocks for length in (size, *(limit for _, limit in by))):
-            return False
-    return True
+    axes = [
+        ((*row.inputs, *row.outputs)[port], k, row.part(port)) for row, k in zip(trial.rows, trial.ranks, strict=True)
+    ]
+    return all(divides_dim(n, [(k, part) for p, k, part in axes if p is S(dim)]) for dim, n in enumerate(shape))
 
 
 def placements(port: Value | Literal) -> list[Placement]:

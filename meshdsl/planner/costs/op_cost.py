@@ -15,7 +15,7 @@ operation, [rows on axis 1, rows on axis 2, ...].
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from itertools import product
 from math import prod
 
@@ -30,7 +30,7 @@ from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
-from meshdsl.layouts.sharding_rule import Signature
+from meshdsl.layouts.sharding_rule import Part, Signature, divides
 from meshdsl.planner.costs.reshard_cost import placement_codes
 from meshdsl.rules import RULES
 from meshdsl.trace.annotate import count_trips
@@ -303,10 +303,10 @@ def make_table(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Signatur
     placements = [row.outputs for row in rows]
     codes = tuple(placement_codes([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
     seconds = work_seconds(rows, shapes, work, mesh) + exchange_seconds(rows, shapes, mesh)
-    sizes = np.array([row.size for row in rows])
     for i, (shape, _) in enumerate(shapes):
         for dim in set(codes[i].tolist()) & set(range(len(shape))):
-            seconds[~_divides(codes[i] == dim, sizes, shape[dim], mesh)] = np.inf
+            parts = [row.part(i) if split else None for row, split in zip(rows, codes[i] == dim, strict=True)]
+            seconds[~_divides(parts, shape[dim], mesh)] = np.inf
     for axis, size in enumerate(mesh.sizes):
         if size == 1:  # an axis of one device: one row is enough
             split = np.array([any(at is not B for at in row.outputs) for row in rows])
@@ -370,19 +370,23 @@ def _mixes_reductions(placements: list[tuple[Placement, ...]], port: int, mesh: 
     return np.asarray(joint & (joint - 1) > 0)
 
 
-def _divides(here: NDArray[np.bool_], sizes: Ids, length: int, mesh: Mesh) -> NDArray[np.bool_]:
-    """Returns the joint states whose axes divide a dim of this length, and the factor that carries the split.
+def _divides(parts: "Sequence[Part | None]", length: int, mesh: Mesh) -> NDArray[np.bool_]:
+    """Returns the joint states whose axes divide a dim of this length.
 
     Args:
-      here: [rows], which split the dim.
-      sizes: [rows], what else the axes must divide (see ``Signature``).
+      parts: by row, the part of the dim that it splits, if any.
     """
-    shards = np.ones((), dtype=np.int64)
-    limit = np.zeros((), dtype=np.int64)
-    for size in mesh.sizes:
-        shards = np.multiply.outer(shards, np.where(here, size, 1))
-        limit = np.gcd.outer(limit, np.where(here, sizes, 0))
-    return np.asarray((length % shards == 0) & (limit % shards == 0))
+    kinds = list(dict.fromkeys(parts))
+    at = [kinds.index(part) for part in parts]
+    return _dividing(tuple(kinds), length, mesh.sizes)[np.ix_(*[at] * len(mesh.sizes))]
+
+
+@cache
+def _dividing(kinds: "tuple[Part | None, ...]", length: int, sizes: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Returns whether axes of these sizes divide a dim, by the part that each of them splits."""
+    joint = product(kinds, repeat=len(sizes))
+    splits = ([(size, part) for size, part in zip(sizes, parts, strict=True) if part] for parts in joint)
+    return np.array([divides(length, each) for each in splits]).reshape((len(kinds),) * len(sizes))
 
 
 def first_state(mask: NDArray[np.bool_]) -> tuple[int, ...]:

@@ -327,7 +327,8 @@ def _keep_split(problem: Problem, stack: SplitStack) -> None:
 def _can_split(node: Node, port: int, axes: tuple[str, ...], mesh: Mesh) -> bool:
     """Whether mesh axes can split a port of a node."""
     shape, size = node.ports[port].value.shape, prod(map(mesh.axis, axes))
-    dims = {at.dim for row in node.rows if isinstance(at := row.outputs[port], Split) and row.size % size == 0}
+    rows = [row for row in node.rows if row.size % size == 0 and not row.majors]
+    dims = {at.dim for row in rows if isinstance(at := row.outputs[port], Split)}
     pinned = all(isinstance(node.pin.on(axis), Split) for axis in axes if axis in node.pin.axes)
     return pinned and any(shape[int(dim)] % size == 0 for dim in dims)
 

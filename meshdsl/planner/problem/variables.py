@@ -184,6 +184,7 @@ class OpClasses:
         rows = {axis: _only(manual_row(op, axis), real) for axis in manual_axes(op) if mesh.axis(axis) > 1}
         more = tuple(row for row in dict.fromkeys(rows.values()) if row not in self.of(op).rows)
         requested = tuple((row, tuple(axis for axis, only in rows.items() if only == row)) for row in more)
+        requested += tuple((row, ()) for row in self.of(op).rows if row.majors)  # manual axes come first, in any order
         return Node(self._with_rows(op, more), op, trips, requested=requested, manual=tuple(rows.items()))
 
     def _with_rows(self, op: Op, more: Rows) -> OpClass:
@@ -294,7 +295,8 @@ def _bits(value: Any) -> Any:
 def _only(row: Signature, real: Sequence[int]) -> Signature:
     placed = (*row.inputs, *row.outputs)
     inside = tuple(replace(e, port=real.index(e.port)) for e in row.collectives)
-    return Signature((), tuple(placed[i] for i in real), row.size, inside)
+    majors = tuple(row.majors[i] for i in real) if row.majors else ()
+    return Signature((), tuple(placed[i] for i in real), row.size, inside, majors)
 
 
 # ---- Manual axes -----------------------------------------------------------------------------------------------------
