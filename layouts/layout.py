@@ -15,6 +15,7 @@ from typing import Any
 from meshdsl.errors import NotationError
 from meshdsl.layouts.notation import parse_layout
 from meshdsl.layouts.placement import B, Partial, Placement, Split
+from meshdsl.util.html import tables_html
 
 
 class Layout:
@@ -127,6 +128,12 @@ class Layout:
 
     def __str__(self) -> str:
         return " ".join(f"{n}={p}" for n, p in self.placements)
+
+    def _repr_html_(self) -> str:
+        """A row per mesh axis, for notebooks."""
+        rows = [(axis, str(placement), placement.meaning) for axis, placement in self.placements]
+        tables = [[("mesh axis", "placement", "devices along it"), *rows]] if rows else []
+        return tables_html(str(self) or f"B: {B.meaning}", tables)
 
 
 def _made(placements: tuple[tuple[str, Placement], ...]) -> Layout:

@@ -22,6 +22,11 @@ class Placement:
 
     __slots__ = ()
 
+    @property
+    def meaning(self) -> str:
+        """What the devices along an axis hold, in words."""
+        raise NotImplementedError
+
     def __copy__(self) -> "Placement":
         return self
 
@@ -54,6 +59,11 @@ class Split(Placement):
             cls._known[dim] = made
         return cls._known[dim]
 
+    @property
+    def meaning(self) -> str:
+        """What the devices along an axis hold, in words."""
+        return f"split: each holds one block of dim {self.dim}"
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{self} is a value; {name} cannot be set")
 
@@ -82,6 +92,11 @@ class Broadcast(Placement):
     """
 
     __slots__ = ()
+
+    @property
+    def meaning(self) -> str:
+        """What the devices along an axis hold, in words."""
+        return "broadcast: all hold the same"
 
     def __repr__(self) -> str:
         return "B"
@@ -115,6 +130,11 @@ class Partial(Placement):
     def __call__(self, reduction: str) -> "Partial":
         """``P("max")``: the partial placement with this reduction."""
         return Partial(reduction)
+
+    @property
+    def meaning(self) -> str:
+        """What the devices along an axis hold, in words."""
+        return f"partial: each holds one operand of a {self.reduction} that is not taken yet"
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{self} is a value; {name} cannot be set")

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, faults, is_a, nearest
+from meshdsl.util.html import tables_html
+from meshdsl.util.text import bytes_text, seconds_text
 
 # ---- Links and topologies --------------------------------------------------------------------------------------------
 
@@ -140,6 +142,23 @@ class Topology:
             )
         if not self.links:
             raise ArgumentError(f"topology {self.name} has no links; give at least one, the innermost first")
+
+    def _repr_html_(self) -> str:
+        """Speeds of a device and of the links, for notebooks."""
+        device = [
+            ("products of 16 bits", f"{self.flops16 / 1e12:.4g} TFLOP/s"),
+            ("products of 32 bits", f"{self.flops32 / 1e12:.4g} TFLOP/s"),
+            ("memory", f"{bytes_text(self.memory)} at {bytes_text(self.memory_bandwidth)}/s"),
+            ("start of an operation", seconds_text(self.overhead)),
+        ]
+        levels = [("x".join(map(str, link.torus)) or str(link.devices or "any"), link) for link in self.links]
+        rows = [
+            (joined, f"{bytes_text(link.bandwidth)}/s", seconds_text(link.latency))
+            for joined, link in [*levels, *((f"axis {name}", link) for name, link in self.axes)]
+        ]
+        links = [("devices joined", "a device sends", "latency"), *rows]
+        title = f"topology {self.name}" + (f": {self.source}" if self.source else "")
+        return tables_html(title, [[("device", ""), *device], links])
 
     def flops(self, itemsize: float, grouped: bool = False) -> float:
         """Returns FLOP/s of matrix products for operands of ``itemsize`` bytes, or of grouped convolutions."""

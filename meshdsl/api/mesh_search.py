@@ -36,6 +36,7 @@ from meshdsl.planner.bounds.trivial import least_memory
 from meshdsl.schedules.spec import CHUNKED, RECOMPUTE, SCHEDULES, Pipeline
 from meshdsl.shardings import Stated, topology_at_hand
 from meshdsl.trace import trace
+from meshdsl.util.html import tables_html
 from meshdsl.util.text import bytes_text, seconds_text, table
 
 log = logging.getLogger("meshdsl")
@@ -326,12 +327,16 @@ class Search:
         return self.candidates[0]
 
     def __str__(self) -> str:
-        return search_text(self.candidates)
+        return "\n\n".join("\n".join(table(rows)) for rows in search_tables(self.candidates))
+
+    def _repr_html_(self) -> str:
+        planned = sum(each.plan is not None for each in self.candidates)
+        return tables_html(f"{planned} of {len(self.candidates)} candidates planned", search_tables(self.candidates))
 
 
-def search_text(candidates: Sequence[Candidate]) -> str:
-    """Return the candidates in two tables; candidates that have no plan for the same reason share a row."""
-    planned, unplanned = [], dict[tuple[str, str, str], list[Candidate]]()
+def search_tables(candidates: Sequence[Candidate]) -> Iterator[list[tuple[str, ...]]]:
+    """Yield the candidates in two tables; candidates that have no plan for the same reason share a row."""
+    planned, unplanned = list[tuple[str, ...]](), dict[tuple[str, str, str], list[Candidate]]()
     for each in candidates:
         count = str(each.microbatches) if each.microbatches > 1 else ""
         if each.plan is None:
@@ -340,13 +345,11 @@ def search_text(candidates: Sequence[Candidate]) -> str:
             plan, bubble = each.plan, "" if each.bubble is None else f"{each.bubble:.1%}"
             sizes = bytes_text(plan.bytes), bytes_text(plan.memory)
             costs = seconds_text(plan.seconds), f"{plan.gap:.1%}", bubble, *sizes
-            planned.append((each.mesh, count, each.config.schedule, *costs))
-    blocks = []
+            planned.append((str(each.mesh), count, each.config.schedule, *costs))
     if planned:
-        head = ("mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory")
-        blocks.append("\n".join(table([head, *planned])))
+        yield [("mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory"), *planned]
     if unplanned:
-        rows = [("not planned", "microbatches", "schedule", "because")]
+        rows: list[tuple[str, ...]] = [("not planned", "microbatches", "schedule", "because")]
         for (count, schedule, fault), group in list(unplanned.items())[:SHOWN_REASONS]:
             more = f" and {len(group) - 1} more" if len(group) > 1 else ""
             rows.append((f"{group[0].mesh}{more}", count, schedule, fault))
@@ -354,8 +357,7 @@ def search_text(candidates: Sequence[Candidate]) -> str:
         if rest:
             pruned = sum(each.pruned for each in rest)
             rows.append((f"... {len(rest)} more", "", "", f"{pruned} pruned, {len(rest) - pruned} infeasible"))
-        blocks.append("\n".join(table(rows)))
-    return "\n\n".join(blocks)
+        yield rows
 
 
 # ---- Search ----------------------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from math import isclose
 
 from meshdsl.plan.text import common, layout_text, pattern
 from meshdsl.plan.types import Array, Collective, PlanData
+from meshdsl.util.html import tables_html
 from meshdsl.util.text import bytes_text, seconds_text, table
 
+Rows = Sequence[Sequence[str]]
 _LINE = re.compile(r" \([^()]*:\d+\)")  # the source lines in a reason
 # How reasons ended in plans that were saved by earlier versions, and how they end today.
 _EARLIER_ENDS = (
@@ -99,6 +101,9 @@ class PlanDiff:
 
     def __str__(self) -> str:
         return diff_text(self)
+
+    def _repr_html_(self) -> str:
+        return diff_html(self)
 
 
 def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
@@ -205,8 +210,24 @@ def diff_text(diff: PlanDiff) -> str:
     """The differences, the costliest first."""
     if not diff:
         return "the plans are equal"
-    sections = (_totals_text(diff), _made_for_text(diff), _collectives_text(diff), _layouts_text(diff))
-    return "\n\n".join("\n".join(lines) for section in ([_verdict(diff)], *sections) if (lines := list(section)))
+    return "\n\n".join([_verdict(diff), *("\n".join(table(rows)) for rows in _tables(diff))])
+
+
+def diff_html(diff: PlanDiff) -> str:
+    """The same for notebooks."""
+    return tables_html(_verdict(diff) if diff else "the plans are equal", _tables(diff))
+
+
+def _tables(diff: PlanDiff) -> Iterator[Rows]:
+    """Tables of what differs, each with its head."""
+    heads = (
+        ("total", "before", "after", "change"),
+        ("planned for", "before", "after"),
+        ("change", "before", "after", "collective"),
+        ("layout", "", "type", "before", "after"),
+    )
+    found = (_total_rows(diff), diff.made_for, _collective_rows(diff), _layout_rows(diff))
+    yield from ([head, *rows] for head, rows in zip(heads, found, strict=True) if rows)
 
 
 def _verdict(diff: PlanDiff) -> str:
@@ -219,21 +240,12 @@ def _verdict(diff: PlanDiff) -> str:
     return f"{_DIFFERENT[diff.different]}\n{costs}" if diff.different else costs
 
 
-def _totals_text(diff: PlanDiff) -> Iterator[str]:
-    if diff.totals:
-        rows = [(_TOTALS[name], was, now, _percent(diff.changes[name])) for name, was, now in diff.totals]
-        yield from table([("total", "before", "after", "change"), *rows])
+def _total_rows(diff: PlanDiff) -> Rows:
+    return [(_TOTALS[name], was, now, _percent(diff.changes[name])) for name, was, now in diff.totals]
 
 
-def _made_for_text(diff: PlanDiff) -> Iterator[str]:
-    if diff.made_for:
-        yield from table([("planned for", "before", "after"), *diff.made_for])
-
-
-def _collectives_text(diff: PlanDiff) -> Iterator[str]:
-    if diff.collectives:
-        by_change = sorted(diff.collectives, key=lambda row: -abs(_added_seconds(row)))
-        yield from table([("change", "before", "after", "collective"), *map(_collective_row, by_change)])
+def _collective_rows(diff: PlanDiff) -> Rows:
+    return [_collective_row(row) for row in sorted(diff.collectives, key=lambda row: -abs(_added_seconds(row)))]
 
 
 def _collective_row(row: tuple[str, CostTotals, CostTotals]) -> Sequence[str]:
@@ -250,13 +262,11 @@ def _added_seconds(row: tuple[str, CostTotals, CostTotals]) -> float:
     return after.seconds - before.seconds
 
 
-def _layouts_text(diff: PlanDiff) -> Iterator[str]:
+def _layout_rows(diff: PlanDiff) -> Rows:
     by_change: dict[tuple[str, str, str], list[str]] = {}
     for name, before, after in diff.layouts:
         by_change.setdefault((pattern(name), before, after), []).append(name)
-    rows = [(common(names), _times(len(names)), *_type_and_layouts(*key[1:])) for key, names in by_change.items()]
-    if rows:
-        yield from table([("layout", "", "type", "before", "after"), *rows])
+    return [(common(names), _times(len(names)), *_type_and_layouts(*key[1:])) for key, names in by_change.items()]
 
 
 def _type_and_layouts(before: str, after: str) -> Sequence[str]:

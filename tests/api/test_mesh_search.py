@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.api.mesh_search import ConfigurationSearch, configurations, search_text
+from meshdsl.api.mesh_search import ConfigurationSearch, configurations, search_tables
 from meshdsl.api.program import parallelize_program
 from meshdsl.layouts.topology import Link, Topology
 from tests.pipelining.stacks import arguments, plain_step
@@ -139,8 +139,8 @@ def test_what_has_no_plan_is_told_by_its_reason():
         assert f"a={n},b={6 // n} layouts['w']: {said}" in told and "arguments:" not in told
     rows = [replace(found.candidates[-1], fault="too slow", pruned=True) for _ in range(3)]
     rows += [replace(rows[0], fault=f"takes {n} s") for n in range(9)]
-    text = search_text(rows)
-    assert "and 2 more" in text and text.splitlines()[-1].split() == "... 2 more 2 pruned, 0 infeasible".split()
+    (table,) = search_tables(rows)
+    assert "and 2 more" in table[1][0] and table[-1] == ("... 2 more", "", "", "2 pruned, 0 infeasible")
 
 
 def test_layers_lie_on_the_axis_of_stages_unless_something_does():
