@@ -199,10 +199,29 @@ class Reasons:
         return producer.called if producer else "a loop's carry"
 
     def name_and_line(self, value: int) -> str:
-        """The name of the value with this id and, unless it is an input, the line of its producer."""
+        """The name of the value with this id and, unless it is an input, the line of its producer.
+
+        What a loop stacks goes by the operation in its body that makes each slice: ``scan's tanh (model.py:12)``.
+        """
         producer = self.index.producer(value)
         name = self.name(self.index.value(value))
-        return f"{name} ({self.line(producer)})" if producer is not None and value not in self.names else name
+        if producer is None or value in self.names:
+            return name
+        maker = self._maker_of_slices(producer, value)
+        if maker is not None:
+            return f"{producer.name}'s {maker.called} ({self.line(maker)})"
+        return f"{name} ({self.line(producer)})"
+
+    def _maker_of_slices(self, loop: Op, value: int) -> Op | None:
+        """The operation that makes each slice of what a loop stacks, in the innermost body; None for all others."""
+        at = next(i for i, x in enumerate(loop.outputs) if x.id == value)
+        port = next((port for port in loop_ports(loop) if port.result == at and port.role is PortRole.STACK), None)
+        if port is None:
+            return None
+        body, i = port.outputs[0]
+        inside = loop.bodies[body].returned[i]
+        maker = self.index.producer(inside.id) if isinstance(inside, Value) else None
+        return maker and (self._maker_of_slices(maker, inside.id) or maker)
 
     def line(self, op: Op) -> str:
         """The user's line that an operation comes from, ``file.py:12``."""

@@ -13,7 +13,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
 from meshdsl.plan.types import LAUNCHES, Array, Collective, PlanData
 from meshdsl.util.paths import Components, split_path
-from meshdsl.util.text import bytes_text, seconds_text, table
+from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
 
 _LARGEST_BUFFERS = 2  # buffers at the memory peak that the first lines name
 _LARGEST_LOSSES = 3  # reasons why a step takes longer than the compute bound
@@ -168,18 +168,13 @@ def _utilization(plan: PlanData) -> Iterator[str]:
     if used.compute_bound:
         largest = ", ".join(f"{reason} {seconds_text(seconds)}" for reason, seconds in used.losses[:_LARGEST_LOSSES])
         lost = f"; lost to {largest}" if largest else ""
-        yield f"  compute bound        {seconds_text(used.compute_bound)}  (MFU {_percent(plan.mfu)}{lost})"
+        yield f"  compute bound        {seconds_text(used.compute_bound)}  (MFU {percent_text(plan.mfu)}{lost})"
     launching = used.losses[:1] and used.losses[0][0] == LAUNCHES and used.losses[0][1] > plan.seconds / 2
     why = ": launch overhead dominates" if launching else ""
     for axis, share in used.divided:
         if 1 - share >= _HARDLY:
-            part = f"{_percent(1 - share)} of the " if share >= _HARDLY else ""
+            part = f"{percent_text(1 - share)} of the " if share >= _HARDLY else ""
             yield f"  over {axis:<15} {part}computation repeated {plan.mesh.axis(axis)} times{why}"
-
-
-def _percent(share: float) -> str:
-    """A share in whole percent, a small one with two digits, so that it is not 0%."""
-    return f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 def _largest_buffers(plan: PlanData) -> str:

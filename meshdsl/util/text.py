@@ -23,14 +23,16 @@ def bytes_text(n: float) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Returns seconds with a unit and three digits: ``12.3 ms``."""
+    if 0 < seconds < 5e-9:
+        return f"{_digits(seconds * 1e9)} ns"
     return _scaled(seconds * 1e6, ("us", "ms", "s")) if seconds else "0 s"
 
 
 def percent_text(part: float) -> str:
-    """Returns a share with two digits or more: ``26%``, ``4.7%``; a small one is never rounded to ``0%``."""
-    if part == 0:
-        return "0%"
-    return "below 0.1%" if abs(part) < 5e-4 else f"{part:.1%}" if abs(part) < 0.0995 else f"{part:.0%}"
+    """Returns a share with two digits: ``26%``, ``4.7%``, ``0.049%``; a tiny one is not rounded to ``0%``."""
+    if 0 < part < 1e-5:
+        return "below 0.001%"
+    return f"{100 * part:.0f}%" if part >= 0.0995 else f"{100 * part:.2g}%"
 
 
 def visible(text: str, allowed: str = "") -> str:

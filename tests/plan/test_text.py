@@ -51,6 +51,23 @@ def test_one_of_several_results_is_named_by_its_type():
     assert reasons == ["result of top_k's float32[64,1]", "result of top_k's int32[64,1]"]
 
 
+def test_what_a_loop_stacks_is_named_by_what_makes_it():
+    """Also through the body of an inner loop."""
+
+    def step(weights, x):
+        def inner(y, w):
+            return jnp.tanh(y @ w), None
+
+        def outer(y, w):
+            return jax.lax.scan(inner, y, w)[0], None
+
+        return jax.grad(lambda w: jnp.mean(jax.lax.scan(outer, x, w)[0] ** 2))(weights)
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 4, 64, 64), (8192, 64))]
+    plan = md.parallelize(step, "data=4", {"x": "data=S(0)"}).plan(*args)
+    assert any(name.startswith("scan's tanh (test_text.py:") for name, _ in plan.held)
+
+
 def test_reasons_call_dims_by_their_names():
     """Of inputs, of what a loop reads of them, and of results."""
     names = nn.Partitioned(jax.ShapeDtypeStruct((4, 512, 512), jnp.float32), ("layers", "embed", "mlp"))

@@ -16,7 +16,7 @@ from meshdsl.plan.report import report_data, report_html, summary_html
 from meshdsl.plan.report.highlight import highlighted
 from meshdsl.plan.types import Timing
 from meshdsl.util.lazy import Lazy
-from meshdsl.util.text import percent_text
+from meshdsl.util.text import percent_text, seconds_text
 from tests.plan.conftest import HOSTILE
 
 
@@ -68,9 +68,14 @@ def test_the_title_says_what_was_drawn_when_and_by_what(plan):
 
 
 def test_small_shares_are_not_rounded_to_nothing(plan):
-    assert plan.memory < 1e-4 * plan.topology.memory
-    assert "below 0.1% of" in " ".join(Page(report_html(plan)).text.split())
-    assert [percent_text(part) for part in (0, 1e-9, 0.004, 0.26, 1)] == ["0%", "below 0.1%", "0.4%", "26%", "100%"]
+    assert 0 < plan.memory < 5e-3 * plan.topology.memory
+    assert f"{percent_text(plan.memory / plan.topology.memory)} of" in " ".join(Page(report_html(plan)).text.split())
+    assert [percent_text(part) for part in (0, 1e-9, 0.004, 0.26, 1)] == ["0%", "below 0.001%", "0.4%", "26%", "100%"]
+
+
+def test_utilization_stands_below_the_step_time(plan):
+    text = " ".join(Page(report_html(plan)).text.split())
+    assert f"MFU {percent_text(plan.mfu)}, compute bound {seconds_text(plan.utilization.compute_bound)}" in text
 
 
 def test_notes_come_first(plan):
