@@ -16,7 +16,6 @@ from meshdsl.util.paths import Components, split_path
 from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
 
 _LARGEST_BUFFERS = 2  # buffers at the memory peak that the first lines name
-_LARGEST_LOSSES = 3  # reasons why a step takes longer than the compute bound
 _HARDLY = 0.005  # share of the computation that counts as none
 _DRAWN_RANKS = 16  # ranks up to which a pipeline's timeline is drawn
 _TIMELINE_COLUMNS = 60  # characters of that timeline
@@ -166,7 +165,7 @@ def _utilization(plan: PlanData) -> Iterator[str]:
     """The compute bound and what takes the rest of the time, and the axes that repeat computation."""
     used = plan.utilization
     if used.compute_bound:
-        largest = ", ".join(f"{reason} {seconds_text(seconds)}" for reason, seconds in used.losses[:_LARGEST_LOSSES])
+        largest = ", ".join(f"{reason} {seconds_text(seconds)}" for reason, seconds in used.largest_losses)
         lost = f"; lost to {largest}" if largest else ""
         yield f"  compute bound        {seconds_text(used.compute_bound)}  (MFU {percent_text(plan.mfu)}{lost})"
     launching = used.losses[:1] and used.losses[0][0] == LAUNCHES and used.losses[0][1] > plan.seconds / 2

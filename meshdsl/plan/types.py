@@ -135,6 +135,8 @@ class Span(NamedTuple):
     collectives: int
 
 
+_LARGEST_LOSSES = 3  # reasons why a step takes longer than the compute bound
+_NEGLIGIBLE_LOSS = 1e-4  # share of the step's time up to which a loss is not named
 LAUNCHES = "launch overhead"  # the loss by starting operations
 
 
@@ -152,6 +154,12 @@ class Utilization(NamedTuple):
     flops: float = 0.0
     compute_bound: float = 0.0
     losses: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def largest_losses(self) -> tuple[tuple[str, float], ...]:
+        """The losses that are named to people."""
+        least = _NEGLIGIBLE_LOSS * (self.compute_bound + sum(seconds for _, seconds in self.losses))
+        return tuple(loss for loss in self.losses[:_LARGEST_LOSSES] if loss[1] > least)
 
 
 class Timing(NamedTuple):

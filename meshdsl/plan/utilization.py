@@ -31,6 +31,8 @@ from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.types import LAUNCHES, Collective, Utilization
 from meshdsl.trace.read_jaxpr import REMATTED
 
+_ROUNDING = 1e-9  # share of the time up to which a loss is a rounding error
+
 
 def utilization(
     program: TracedProgram, solution: Solution, times: OpTimes, collectives: Iterable[Collective]
@@ -67,7 +69,8 @@ def utilization(
         losses["slow products" if work.flops else "memory traffic"] += trips * (seconds / repeats - least)
     for c in collectives:
         losses[c.kind] += c.trips * c.seconds
-    largest = sorted((loss for loss in losses.items() if loss[1] > 0), key=lambda loss: -loss[1])
+    rounding = _ROUNDING * (bound + sum(losses.values()))
+    largest = sorted((loss for loss in losses.items() if loss[1] > rounding), key=lambda loss: -loss[1])
     staged = program.pipeline is not None and program.pipeline.axis
     shares = divided_shares(program, solution, times)
     return Utilization(tuple(shares.items()), *((0.0, 0.0, ()) if staged else (flops, bound, tuple(largest))))

@@ -77,6 +77,21 @@ def test_the_printed_plan_says_what_is_repeated_and_why():
     assert lines(plan)[3].partition("lost to ")[2].startswith("launch overhead 30 us, ")
 
 
+def test_rounding_is_no_loss():
+    def solve(a, b):
+        return jnp.linalg.solve(a @ a.T + jnp.eye(64), b)
+
+    a, b = (jax.ShapeDtypeStruct((64, n), jnp.float32) for n in (64, 8))
+    used = md.parallelize(solve, md.Mesh(data=1, topology="cpu")).plan(a, b).utilization
+    assert all(seconds > 1e-9 * used.compute_bound for _, seconds in used.losses)
+
+
+def test_a_loss_that_hardly_counts_is_not_named():
+    mesh = md.Mesh(data=8, topology=replace(PLAIN, overhead=1e-10))
+    plan = md.parallelize(loop, mesh, {"x": "data=S(0)"}).plan(W, X)
+    assert plan.utilization.losses[-1][0] == "launch overhead" and "launch" not in lines(plan)[3]
+
+
 def test_a_part_that_is_repeated():
     def step(x, w):
         return md.constrain(x, "data=S(0)") @ w, md.constrain(w @ w, "data=B")
