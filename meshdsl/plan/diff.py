@@ -85,8 +85,8 @@ class PlanDiff:
       totals: seconds, bytes and memory, where they differ.
       changes: relative change of these totals: 0.1 if the second plan has 10% more.
       different: ``"program"`` if the plans are of different programs, ``"jax"`` if different versions of jax traced
-        these, which alone can make them differ; empty if they are of one program, or of forms of it (microbatches,
-        padding, another mesh) that cannot be compared.
+        these, which alone can make them differ; empty if they are of one program, or of equal inputs in forms
+        (microbatches, padding, another mesh) that cannot be compared.
     """
 
     made_for: tuple[tuple[str, str, str], ...]
@@ -122,11 +122,18 @@ def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
     )
 
 
+def _form(plan: PlanData) -> tuple[object, ...]:
+    """On what the fingerprint of one program depends."""
+    return plan.padded, plan.regions, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh)
+
+
+def _takes(plan: PlanData) -> list[tuple[object, ...]]:
+    """The inputs, which are the same in all forms of one program."""
+    return [(x.path, x.shape, x.dtype) for x in plan.inputs]
+
+
 def _different(before: PlanData, after: PlanData) -> str:
-    a, b = (
-        (plan.padded, plan.regions, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh)) for plan in (before, after)
-    )
-    if a != b or before.fingerprint == after.fingerprint:
+    if before.fingerprint == after.fingerprint or (_form(before) != _form(after) and _takes(before) == _takes(after)):
         return ""
     return "jax" if before.jax and after.jax and before.jax != after.jax else "program"
 

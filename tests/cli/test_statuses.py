@@ -33,6 +33,7 @@ def ended(tmp_path, monkeypatch, capsys):
     """Runs the command; returns its status, output and error output."""
     for name, (loss, placed) in FORMS.items():
         (tmp_path / f"{name}.py").write_text(STEP.replace("LOSS", loss).replace("LAYOUT", f"'data={placed} model=B'"))
+    (tmp_path / "long.py").write_text((tmp_path / "whole.py").read_text().replace("128", "256"))
     (tmp_path / "stopped.py").write_text("raise KeyboardInterrupt")
     monkeypatch.chdir(tmp_path)
 
@@ -59,6 +60,12 @@ def test_another_program(ended):
     ended("plan", "other.py", "--save", "other.json")
     status, out, _ = ended("diff", "whole.json", "other.json", "--json")
     assert status == 4 and json.loads(out)["different"] == "program"
+
+
+def test_other_inputs_are_another_program_on_any_mesh(ended):
+    ended("plan", "long.py", "--mesh", "data=2,model=4", "--save", "long.json")
+    status, out, _ = ended("diff", "whole.json", "long.json")
+    assert status == 4 and out.startswith("different program: ")
 
 
 def test_another_mesh_or_pipeline_is_no_other_program(ended):
