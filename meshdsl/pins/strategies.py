@@ -28,7 +28,7 @@ from meshdsl.layouts.placement import Placement, S
 from meshdsl.pins.axis_rules import ACTIVATIONS, kinds
 from meshdsl.pins.read import is_named, replaced_inputs
 from meshdsl.shardings import Stated, axes_of, pin_of
-from meshdsl.util.paths import matches, split_path
+from meshdsl.util.paths import matches, split_path, suggest
 
 Axes = tuple[str, ...]
 BATCH_AXES = ("replica", "dp", "data", "fsdp")  # over which the batch is split unless told otherwise, outermost first
@@ -206,10 +206,12 @@ class Arrays:
         arrays = [i for i in named if self.leaves[i].shape and not _is_key(self.leaves[i])]
         rows = {i: self.leaves[i].shape[0] for i in arrays}
         if not rows:
-            what = (
-                "every array is replaced by a result" if glob is None else f"batch={glob!r} matches no input with rows"
-            )
-            self._fault(f"{strategy}: {what}, so there is no batch to split; name it, batch='x/**'")
+            if glob is None:
+                what = "every array is replaced by a result, so there is no batch to split; name it, batch='x/**'"
+            else:
+                known = [leaf.path for leaf in self.leaves if leaf.shape]
+                what = f"batch={glob!r} matches no input with rows{suggest(glob, known)}"
+            self._fault(f"{strategy}: {what}")
         if not rows or not axes:
             return {}
         size = rows[max(rows, key=lambda i: prod(self.leaves[i].shape))]
@@ -375,11 +377,14 @@ class TensorParallel(Strategy):
         paths = [path for i in arrays.state for path in arrays.leaves[i].paths]
         for name, globs in (("columns", self.columns), ("rows", self.rows)):
             missing = [glob for glob in globs or () if not any(matches(glob, path) for path in paths)]
-            arrays.faults += [f"tensor_parallel: {name}={glob!r} matches no parameter" for glob in missing]
+            arrays.faults += [
+                f"tensor_parallel: {name}={glob!r} matches no parameter{suggest(glob, paths)}" for glob in missing
+            ]
         if not wanted and self.columns is None and self.rows is None:
-            names = ", ".join(paths[:LISTED])
+            matrices = [arrays.leaves[i].path for i in arrays.state if len(arrays.leaves[i].shape) > 1]
+            names = ", ".join([*matrices[:LISTED], "..."])
             remedy = "name them: tensor_parallel(columns='**/up/kernel', rows='**/down/kernel')"
-            arrays.faults.append(f"tensor_parallel: no parameter has a projection's usual name ({names} ...); {remedy}")
+            arrays.faults.append(f"tensor_parallel: no parameter has a projection's usual name ({names}); {remedy}")
 
 
 def _dim_by_name(leaf: Leaf) -> int | None:

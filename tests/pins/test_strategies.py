@@ -133,8 +133,16 @@ def test_a_program_may_have_a_strategy():
     [
         (lambda: md.fsdp("dat"), "data=8", "fsdp: no axis 'dat' in the mesh; did you mean 'data'?"),
         (lambda: md.fsdp(), "x=4,y=2", "fsdp: the mesh has none of the axes replica, dp, data, fsdp; name one"),
-        (lambda: md.data_parallel(batch="bath/*"), "data=8", "data_parallel: batch='bath/*' matches no input"),
-        (lambda: md.tensor_parallel(columns="**/upp"), "model=8", "columns='**/upp' matches no parameter"),
+        (
+            lambda: md.data_parallel(batch="bath/*"),
+            "data=8",
+            "batch='bath/*' matches no input with rows; did you mean 'batch/*'?",
+        ),
+        (
+            lambda: md.tensor_parallel(columns="**/upp"),
+            "model=8",
+            "columns='**/upp' matches no parameter; did you mean '**/up/**'?",
+        ),
     ],
 )
 def test_a_strategy_that_does_not_fit_is_an_error(layouts, mesh, text):
@@ -169,10 +177,10 @@ def test_strategies_are_refused_where_they_would_do_nothing():
 
 def test_projections_without_usual_names_have_to_be_named():
     def plain(w, x):
-        return {"first": w["first"] - x.mean()}
+        return {"bias": w["bias"], "first": w["first"] - x.mean()}
 
-    with pytest.raises(md.PinError, match=r"no parameter has a projection's usual name \(w/first"):
-        planned(md.tensor_parallel(), "model=4", ({"first": values(8, 8)}, values(8, 8)), plain)
+    with pytest.raises(md.PinError, match=r"no parameter has a projection's usual name \(w/first, ...\); name them"):
+        planned(md.tensor_parallel(), "model=4", ({"bias": values(8), "first": values(8, 8)}, values(8, 8)), plain)
 
 
 @pytest.mark.parametrize(
