@@ -114,7 +114,7 @@ def load_program(
       schedule: name of a schedule, or a file with one.
       chunks: chunks per stage.
       recompute: what the backward pass recomputes.
-      layouts: ``GLOB=LAYOUT`` each, which win over the program's layouts.
+      layouts: ``GLOB=LAYOUT`` each, which win over the program's layouts; those of equal globs are one layout.
 
     Raises:
       ArgumentError: there is no such program, or no such pipeline. Errors of the file's own code are not caught.
@@ -122,7 +122,9 @@ def load_program(
     table = Schedule.load(schedule) if schedule and _is_file(schedule) else schedule
     options = {"microbatches": microbatches, "schedule": table, "chunks": chunks, "recompute": recompute}
     given = {option: value for option, value in options.items() if value is not None}
-    pins = dict(map(_parse_pin, layouts or ()))
+    pins: dict[str, str] = {}
+    for glob, layout in map(_parse_pin, layouts or ()):
+        pins[glob] = f"{pins[glob]} {layout}" if glob in pins else layout
     with working(f"reading {name}"):
         program = _find_program(name)
     if pins:
@@ -202,8 +204,10 @@ def _program(name: str, attribute: str, namespace: dict[str, Any]) -> "Program":
     from meshdsl.api import Program
 
     if attribute not in namespace:
-        public = [known for known in namespace if not known.startswith("_")]
-        raise ArgumentError(f"{name} defines no {attribute!r}{nearest(attribute, public)}")
+        public = {known: value for known, value in namespace.items() if not known.startswith("_")}
+        near = nearest(attribute, [known for known, value in public.items() if _may_be_program(value)])
+        remedy = "" if near.endswith("?") else f"; write {attribute} = md.Program(step, args) there"
+        raise ArgumentError(f"{name} defines no {attribute!r}{near}{remedy}")
     found = namespace[attribute]
     if inspect.isfunction(found) and (needed := _required_parameters(found)):
         raise ArgumentError(f"{attribute} in {name} needs {', '.join(needed)}; it is called without arguments")
@@ -211,6 +215,13 @@ def _program(name: str, attribute: str, namespace: dict[str, Any]) -> "Program":
     if not isinstance(made, Program):
         raise ArgumentError(f"{attribute} in {name}: {is_a(made)}, not an md.Program")
     return made
+
+
+def _may_be_program(value: object) -> bool:
+    """Whether it is a program, or a function that may return one."""
+    from meshdsl.api import Program
+
+    return isinstance(value, Program) or (inspect.isfunction(value) and not _required_parameters(value))
 
 
 def _required_parameters(function: FunctionType) -> list[str]:

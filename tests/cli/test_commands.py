@@ -281,6 +281,8 @@ def test_layouts_on_the_command_line_win_over_the_programs(folder):
     assert run("check", "p.json", "whole.py", *pins)[0] == 0 and run("check", "p.json", "whole.py")[0] == 1
     _, printed = run("search", "whole.py", "--devices", "2", *pins)
     assert "--layouts 'w=data=S(0) model=S(1)'" in printed
+    run("plan", "whole.py", "--layouts", "w=data=S(0)", "--layouts", "w=model=S(1)", "--save", "q.json")
+    assert str(md.load_plan("q.json").layout("w")) == "data=S(0) model=S(1)"
 
 
 def test_the_version_is_printed():

@@ -127,14 +127,16 @@ def test_two_processes_stopped_killed_and_resumed_have_the_losses_of_one(tmp_pat
 
 def test_bad_input_is_refused_before_anything_runs(tmp_path, capsys, monkeypatch, nothing_is_compiled):
     (tmp_path / "part.py").write_text("import meshdsl as md\nprogram = md.Program(lambda w: w, (1.0,))\nprograms = 3\n")
-    (tmp_path / "none.py").write_text("programme = 3\nprogram_ = 4\n")
+    (tmp_path / "near.py").write_text("def programs(): ...\nprogram_ = 4\n")
+    (tmp_path / "none.py").write_text("import jax\ndef step(w): ...\n")
     (tmp_path / "held" / "checkpoints" / "5").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for options, message in {
         ("prat.py",): "there is no file prat.py; did you mean 'part.py'?",
-        ("none.py",): "none.py defines no 'program'; did you mean 'program_'?",
+        ("none.py",): "none.py defines no 'program'; write program = md.Program(step, args) there",
+        ("near.py",): "near.py defines no 'program'; did you mean 'programs'?",
         ("part",): "'part' is not a program: give path/to/file.py, or module:attribute",
-        ("part:program_s",): "part:program_s defines no 'program_s'; did you mean 'programs'?",
+        ("part:program_s",): "part:program_s defines no 'program_s'; did you mean 'program'?",
         ("part:programs",): "programs in part:programs: 3 is an int, not an md.Program",
         ("prt:program",): "there is no module 'prt' to import from here: No module named 'prt'",
         ("part.py",): "this program cannot be trained:\n"
