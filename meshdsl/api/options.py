@@ -253,9 +253,7 @@ def _parse_layouts(table: object, mesh: Mesh, rows: list[str]) -> LayoutTable:
     """Return what ``layouts=`` states: globs, strategies such as ``md.fsdp()``, or that arguments stay as they lie."""
     if isinstance(table, str):
         if table != AS_GIVEN:
-            rows.append(
-                f"layouts: {table!r} is not {AS_GIVEN!r}{nearest(table, [AS_GIVEN])}, nor a dict of layouts by globs"
-            )
+            rows.append(f"layouts: {table!r} is neither {AS_GIVEN!r} nor a dict of layouts by globs")
         return LayoutTable(as_given=True)
     if not isinstance(table, LayoutTable):
         return LayoutTable(_parse_table("layouts", table, mesh, rows))

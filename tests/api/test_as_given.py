@@ -113,5 +113,5 @@ def test_axes_of_one_device_do_not_tell_meshes_apart():
 
 
 def test_another_word():
-    with pytest.raises(md.ArgumentError, match="layouts: 'as_given' is not 'as-given'"):
+    with pytest.raises(md.ArgumentError, match="layouts: 'as_given' is neither 'as-given' nor a dict of layouts"):
         md.parallelize(step, MESH, "as_given")
