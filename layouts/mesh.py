@@ -79,6 +79,8 @@ class Mesh:
         """
         import jax
 
+        if not isinstance(axis, str):
+            raise NotationError(f"Mesh.auto({axis!r}): not the name of an axis; write Mesh.auto('data', model=2)")
         if axis in inner:
             raise NotationError(f"Mesh.auto({axis}=...): the outermost axis {axis!r} takes the devices that are left")
         count, inside = jax.device_count(), cls(topology=topology, **{axis: 1}, **inner).size

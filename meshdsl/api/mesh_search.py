@@ -19,6 +19,7 @@ from itertools import chain, product
 from typing import Any
 
 from meshdsl.api.ambient import JaxSettings
+from meshdsl.api.options import parse_memory
 from meshdsl.api.plan_variants import least_variant_seconds, plan_best_variant
 from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
@@ -28,7 +29,7 @@ from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a, nearest
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.topology import Topology
+from meshdsl.layouts.topology import Topology, preset_names
 from meshdsl.pins import LayoutTable, fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
@@ -401,14 +402,14 @@ def search(
       All candidates, the fastest first; ``print`` shows them, ``.best.plan`` is the fastest plan.
 
     Raises:
-      ArgumentError: lists all arguments that are not of these kinds.
+      ArgumentError: lists all arguments that are not of these kinds, or has the one reason why no mesh is possible.
 
     Example:
       >>> found = md.search(step, params, batch, devices=8, layouts=md.data_parallel(), axes=("data", "model"))
       >>> len(found.candidates), found.best.plan.mesh.size
       (4, 8)
     """
-    _check_arguments(devices, axes, microbatches, schedules, chunks, recompute, args, step)
+    _check_arguments(devices, topology, axes, microbatches, schedules, chunks, recompute, memory, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)
     if topology is None:  # one for all meshes: figures that were measured for some of them alone do not compare
         at_hand = topology_at_hand()
@@ -425,6 +426,9 @@ def search(
     for i, config in enumerate(every, 1):
         progress(f"bounding {i} of {len(every)}: {config}")
         bounded.append(space.bounded(config))
+    refused = {each.fault for each in bounded}
+    if len(refused) == 1 and "" not in refused:  # for a reason that has to do with no mesh
+        raise ArgumentError(faults(f"no mesh of {devices} devices can be planned:", refused))
     found, incumbent = list[Candidate](), float("inf")
     for i, each in enumerate(sorted(bounded, key=lambda each: each.seconds), 1):
         progress(f"planning {i} of {len(every)}: {each.config}")
@@ -455,11 +459,13 @@ def _planned(each: BoundedConfiguration, incumbent: float) -> Candidate:
 
 def _check_arguments(
     devices: Any,
+    topology: Any,
     axes: Any,
     microbatches: Any,
     schedules: Any,
     chunks: Any,
     recompute: Any,
+    memory: Any,
     args: tuple[Any, ...],
     step: Any,
 ) -> None:
@@ -470,6 +476,9 @@ def _check_arguments(
         return not isinstance(given, int | str) and bool(given) and all(map(is_size, given))
 
     rows = [] if is_size(devices) else [f"devices: {is_a(devices)}, not a number of devices"]
+    parse_memory(memory, rows)
+    if not isinstance(topology, Topology | None) and topology not in preset_names():
+        rows.append(f"topology: no topology {topology!r}{nearest(topology, preset_names())}")
     if axes is not None and (isinstance(axes, str) or not axes or len(set(axes)) < len(axes)):
         rows.append(f"axes: {axes!r}, not names of different mesh axes, such as ('data', 'model')")
     if microbatches is not None and not are_sizes(microbatches):

@@ -197,7 +197,7 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         layouts=_parse_layouts(given["layouts"], mesh, rows),
         outputs=_parse_table("outputs", given["outputs"], mesh, rows),
         rules=_parse_rules(given["rules"], rows),
-        memory=_parse_memory(given["memory"], rows),
+        memory=parse_memory(given["memory"], rows),
         donate_argnums=_parse_several("donate_argnums", given["donate_argnums"], Integral, rows),
         donate_argnames=_parse_several("donate_argnames", given["donate_argnames"], str, rows),
         static_argnums=_parse_several("static_argnums", given["static_argnums"], Integral, rows),
@@ -253,7 +253,7 @@ def _parse_layouts(table: object, mesh: Mesh, rows: list[str]) -> LayoutTable:
     """Return what ``layouts=`` states: globs, strategies such as ``md.fsdp()``, or that arguments stay as they lie."""
     if isinstance(table, str):
         if table != AS_GIVEN:
-            rows.append(f"layouts: {table!r} is neither {AS_GIVEN!r} nor a dict of layouts by globs")
+            rows.append(f"layouts: {table!r} is neither {AS_GIVEN!r} nor {_table_remedy('layouts')}")
         return LayoutTable(as_given=True)
     if not isinstance(table, LayoutTable):
         return LayoutTable(_parse_table("layouts", table, mesh, rows))
@@ -265,9 +265,7 @@ def _parse_table(name: str, table: object, mesh: Mesh, rows: list[str]) -> dict[
     if table is None:
         return {}
     if not isinstance(table, Mapping):
-        strategy = ", or a strategy such as md.fsdp()" if name == "layouts" else ""
-        what = f"not a dict of layouts by globs; write {{'batch/*': 'data=S(0)'}}{strategy}"
-        rows.append(f"{name}: {is_a(table)}, {what}")
+        rows.append(f"{name}: {is_a(table)}, not {_table_remedy(name)}")
         return {}
     if isinstance(table, LayoutTable) and table.strategies:
         rows.append(f"{name}: strategies such as md.fsdp() belong to parallelize(layouts=...); write layouts by globs")
@@ -283,6 +281,11 @@ def _parse_table(name: str, table: object, mesh: Mesh, rows: list[str]) -> dict[
     return found
 
 
+def _table_remedy(name: str) -> str:
+    strategy = ", or a strategy such as md.fsdp()" if name == "layouts" else ""
+    return f"a dict of layouts by globs; write {{'batch/*': 'data=S(0)'}}{strategy}"
+
+
 def _parse_rules(rules: Any, rows: list[str]) -> Rules:
     try:
         return Rules() if rules is None else Rules.of(rules)
@@ -291,7 +294,8 @@ def _parse_rules(rules: Any, rows: list[str]) -> Rules:
         return Rules()
 
 
-def _parse_memory(memory: Any, rows: list[str]) -> float | None:
+def parse_memory(memory: Any, rows: list[str]) -> float | None:
+    """Return the limit in bytes; append a fault if it is no size."""
     try:
         return memory_bytes(memory)
     except MeshDSLError as error:

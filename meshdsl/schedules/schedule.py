@@ -98,7 +98,8 @@ class Schedule:
         try:
             return cls.parse(Path(path).read_text())
         except (OSError, UnicodeDecodeError) as error:
-            raise ScheduleError(f"cannot read the schedule {str(path)!r}: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ScheduleError(f"cannot read the schedule {str(path)!r}: {reason}") from error
 
     def save(self, path: str | Path) -> None:
         """Write the text to a file; raises ScheduleError if it cannot be written."""

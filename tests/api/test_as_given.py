@@ -113,5 +113,7 @@ def test_axes_of_one_device_do_not_tell_meshes_apart():
 
 
 def test_another_word():
-    with pytest.raises(md.ArgumentError, match="layouts: 'as_given' is neither 'as-given' nor a dict of layouts"):
+    with pytest.raises(
+        md.ArgumentError, match="layouts: 'as_given' is neither 'as-given' nor a dict of layouts by globs; write "
+    ):
         md.parallelize(step, MESH, "as_given")

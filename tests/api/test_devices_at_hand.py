@@ -99,6 +99,8 @@ def test_a_mesh_of_all_devices():
     assert md.Mesh.auto(topology="dgx-h100").topology.name == "dgx-h100"
     with pytest.raises(md.LayoutError, match=r"Mesh.auto\(model=3\): 8 devices do not divide into groups of 3"):
         md.Mesh.auto(model=3)
+    with pytest.raises(md.NotationError, match=r"Mesh.auto\(4\): not the name of an axis; write Mesh.auto\('data', "):
+        md.Mesh.auto(4)
     with pytest.raises(md.NotationError, match=r"Mesh.auto\(data=...\): the outermost axis 'data' takes the devices"):
         md.Mesh.auto(data=2)
 

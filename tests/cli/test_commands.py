@@ -224,6 +224,12 @@ def test_a_measured_topology_is_kept_if_asked(folder, monkeypatch):
             2,
             "schedules: no schedule '1f1'; did you mean '1f1b'?\n  recompute: no choice 'stages'; did you mean 'stage'",
         ),
+        (("search", "whole.py", "--devices", "2", "--memory", "1GiBB"), 2, "memory='1GiBB' is not a size"),
+        (
+            ("search", "whole.py", "--devices", "2", "--layouts", "wb=data=B"),
+            2,
+            "no mesh of 2 devices can be planned:\n  layouts['wb']: matches no input",
+        ),
         (("topology", "show", "gpu"), 2, "no topology 'gpu'; did you mean 'cpu'?"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch, capsys):
             ("train", "wrong.py", "--folder", "wrong.py/run"),
             "wrong.py/run cannot be the folder of a run: there is a file",
         ),
-        (("plan", "wrong.py", "--schedule", "none.csv"), "cannot read the schedule 'none.csv'"),
+        (("plan", "wrong.py", "--schedule", "none.csv"), "cannot read the schedule 'none.csv': No such file"),
         (("plan", "wrong.py", "--save", "none/p.json"), "'none/p.json': there is no folder 'none'; make it first"),
         (("plan", "wrong.py", "--html", "."), "cannot write '.': it is a folder"),
         (("search", "wrong.py", "--devices", "2", "--save", "none/p.json"), "there is no folder 'none'"),
