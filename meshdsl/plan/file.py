@@ -221,7 +221,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     ]
     given["layouts"] = list(layouts)
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
-    lacking = {"regions": not plan.regions, "utilization": not plan.utilization.divided, "jax": not plan.jax}
+    lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
 

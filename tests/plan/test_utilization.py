@@ -124,7 +124,8 @@ def test_the_ticks_of_a_pipeline_have_no_compute_bound():
     assert dict(plan.utilization.divided)["pipe"] > 0.5
 
 
-def test_it_is_saved(tmp_path):
-    plan = md.parallelize(train, md.Mesh(data=4, topology=PLAIN)).plan(W, X)
+@pytest.mark.parametrize("devices", [1, 4])
+def test_it_is_saved(tmp_path, devices):
+    plan = md.parallelize(train, md.Mesh(data=devices, topology=PLAIN)).plan(W, X)
     plan.save(tmp_path / "p.json")
     assert read_plan(tmp_path / "p.json").utilization == plan.utilization
