@@ -55,7 +55,7 @@ def search(
     save: SavePlan = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Plan a program over every mesh of a number of devices, the fastest first; status 3 if none can be planned.
+    """Plan a program over every mesh of a number of devices, the fastest first; status 3 if none has a plan.
 
     --save writes the fastest plan.
     """
