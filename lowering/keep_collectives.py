@@ -7,6 +7,9 @@ subexpression elimination, and would gather once and keep the whole weight live.
 passes a ``where`` whose condition is never true, which the compiler cannot know: the device's index is compared with a
 number beyond the axis.
 
+Two arrays that differ may have equal blocks: where an axis of 4 splits the first dim of ``x[4, 3]``, a device holds the
+same elements of ``x`` and of its transpose. So views of one block count as equal.
+
 **Collectives in loops.** A collective on a loop invariant can run once in front of the loop, and XLA moves it there.
 But the plan had the choice: gathering a weight inside the loop costs more communication and less memory. A collective
 that is planned inside stays inside when its operand passes an ``optimization_barrier`` together with a value that
@@ -17,6 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +32,7 @@ from meshdsl.ir.rewrite import Table, substitute, values
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.trace.passes.cse import expression
 
@@ -35,6 +40,8 @@ from meshdsl.trace.passes.cse import expression
 
 
 _IDENTITIES = ("optimization_barrier", "constrain")
+_VIEWS = ("reshape", "transpose", "squeeze", "broadcast_in_dim")
+Block = tuple[int, Layout]  # of one device: a value id, and the layout of the value
 Moved = tuple[int, Layout]  # a value id, and the layout that a reshard step leads to
 Read = tuple[int, int]  # an op id, and the position of its operand
 
@@ -52,8 +59,14 @@ class _SentBefore:
     """The collectives of one graph so far."""
 
     expressions: dict[object, Sequence[Value]] = field(default_factory=dict)
+    viewed: dict[Block, Block] = field(default_factory=dict)  # by view, the block that it is a view of
     moved: Counter[object] = field(default_factory=Counter)
-    exchanged: dict[int, dict[int, int]] = field(default_factory=dict)
+    exchanged: dict[object, dict[int, int]] = field(default_factory=dict)
+
+    def contents(self, value: Value, layout: Layout, mesh: Mesh) -> object:
+        """Returns a key that is equal for blocks of one shape that hold the same elements in the same order."""
+        block = value.id, layout
+        return self.viewed.get(block, block), layout.local_shape(value.shape, mesh.sizes_by_name)
 
 
 def repeated_collectives(graph: Graph, solution: Solution) -> RepeatedCollectives:
@@ -72,25 +85,42 @@ def _collect(graph: Graph, solution: Solution, moves: dict[Moved, int], reads: d
         made = graph.inputs if op is None else op.outputs
         same = made if op is None else _first(substitute(op, table), seen.expressions)
         if op is not None and solution.exchanging(op.id):
-            reads.update((read, before) for read, before in _reads(op, table, seen) if before)
+            reads.update((read, before) for read, before in _reads(op, table, solution, seen) if before)
+        if op is not None and _is_view(op, solution):
+            (source,) = values(substitute(op, table).inputs)
+            block = source.id, solution.uses[op.id, 0]
+            seen.viewed[same[0].id, solution.layouts[op.outputs[0].id]] = seen.viewed.get(block, block)
         table.update({value.id: first for value, first in zip(made, same, strict=True) if first is not value})
         for value, first in zip(made, same, strict=True):
             moves.update((moved, before) for moved, before in _moves(value, first, solution, seen) if before)
 
 
-def _reads(op: Op, table: Table, seen: _SentBefore) -> Iterator[tuple[Read, int]]:
+def _is_view(op: Op, solution: Solution) -> bool:
+    """Whether a device's result has the elements of its operand in the same order."""
+    if op.name not in _VIEWS or not isinstance(op.inputs[0], Value):
+        return False
+    turned = op.params["dimensions"] if op.name == "reshape" else op.params.get("permutation")
+    sizes, after = solution.mesh.sizes_by_name, solution.layouts[op.outputs[0].id]
+    block = solution.uses[op.id, 0].local_shape(op.inputs[0].shape, sizes)
+    order = [d for d in turned or () if block[d] != 1]
+    return prod(block) == prod(after.local_shape(op.outputs[0].shape, sizes)) and order == sorted(order)
+
+
+def _reads(op: Op, table: Table, solution: Solution, seen: _SentBefore) -> Iterator[tuple[Read, int]]:
     """Per operand, the number of other equal values that were exchanged before; one value is exchanged once."""
     for i, value in enumerate(op.inputs):
         first = table.get(value.id, value) if isinstance(value, Value) else value
         if isinstance(value, Value) and isinstance(first, Value):
-            known = seen.exchanged.setdefault(first.id, {})
+            key = seen.contents(first, solution.uses[op.id, i], solution.mesh)
+            known = seen.exchanged.setdefault(key, {})
             yield (op.id, i), known.setdefault(value.id, len(known))
 
 
 def _moves(value: Value, first: Value, solution: Solution, seen: _SentBefore) -> Iterator[tuple[Moved, int]]:
     """Per reshard step of a value, the number of equal earlier ones."""
     for move in (move for move in solution.trees.get(value.id, ()) if move.bytes):
-        key = first.id, move.before, move.after
+        contents = seen.contents(first, move.before, solution.mesh)
+        key = contents, move.kind, move.axes, move.source, move.target
         yield (value.id, move.after), seen.moved[key]
         seen.moved[key] += 1
 

@@ -83,3 +83,17 @@ def test_a_plan_from_a_file(tmp_path):
     loaded = md.load_plan(tmp_path / "plan.json")
     assert loaded == plan and not plan.collectives
     np.testing.assert_allclose(md.parallelize(step, MESH, pins, plan=loaded)(x), step(x), rtol=1e-5)
+
+
+def test_values_with_equal_blocks_are_each_sent():
+    """Both are the same elements on a device, so that a compiler would gather once."""
+    x = array(4, 2, 3)
+
+    def step(x):
+        y = jnp.tanh(x)
+        a = md.constrain(y.reshape(8, 3), "data=S(0) model=S(0)")
+        b = md.constrain(y.transpose(1, 0, 2).reshape(2, 12), "data=S(1) model=S(0)")
+        return jnp.sin(md.constrain(a, "data=S(0) model=B")), jnp.cos(md.constrain(b, "data=S(1) model=B"))
+
+    sharded = md.parallelize(step, MESH, {"x": "data=S(0) model=S(1)"})
+    assert len(sharded.plan(x).collectives) == 2 and sharded.verify(x).equal and sharded.check(x).ok
