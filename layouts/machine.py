@@ -91,8 +91,8 @@ def topology_of_kind(platform: str, kind: str) -> FoundTopology:
     name = next(name for pattern, name in NEAREST if re.search(pattern, f"{platform} {kind}"))
     return FoundTopology(
         topology(name),
-        f"topology {name} is assumed: none is known of devices of kind {kind!r}; state topology=, or measure them: "
-        "md.calibrate(mesh, keep=True) or 'meshdsl topology calibrate --keep'",
+        f"topology {name} is assumed: none is known of devices of kind {kind!r}; state one, md.Mesh(..., topology=), "
+        "or measure them: md.calibrate(mesh, keep=True) or 'meshdsl topology calibrate --keep'",
         assumed=True,
     )
 

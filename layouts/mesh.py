@@ -40,7 +40,7 @@ class Mesh:
     _hash: int
 
     def __init__(self, *, topology: Topology | str | None = None, **sizes: int) -> None:
-        bad = [f"{name}={size!r}: a size is a whole number >= 1" for name, size in sizes.items() if not _is_size(size)]
+        bad = [_size_fault(name, size) for name, size in sizes.items() if not _is_size(size)]
         bad += [f"{name!r} is no axis name; write letters, digits and _" for name in sizes if not name.isidentifier()]
         if bad or not sizes:
             raise NotationError("; ".join(bad) or "a mesh has at least one axis, as in Mesh(data=8)")
@@ -134,6 +134,11 @@ class Mesh:
 
 def _is_size(size: object) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size >= 1
+
+
+def _size_fault(name: str, size: object) -> str:
+    near = nearest(name, ["topology"])
+    return f"{name}={size!r}: a size is a whole number >= 1{near if near.endswith('?') else ''}"
 
 
 def _made(sizes: dict[str, int], topology: Topology | None) -> Mesh:

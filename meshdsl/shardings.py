@@ -50,7 +50,8 @@ def topology_at_hand(mesh: Mesh | None = None, devices: Sequence[jax.Device] | N
     try:
         first = (jax.devices() if devices is None else devices)[0]
     except (RuntimeError, IndexError) as error:
-        note = f"topology cpu is assumed, as jax finds no devices ({first_line(error)}); state topology="
+        why = f"as jax finds no devices ({first_line(error)})"
+        note = f"topology cpu is assumed, {why}; md.Mesh(..., topology=) states another"
         return replace(topology_of_kind("cpu", "cpu"), note=note, assumed=True)
     alone = jax.process_count() == 1  # hosts that keep different topologies would plan, and then run, differently
     found = kept_topology(first.device_kind, mesh) if mesh is not None and alone else None

@@ -94,7 +94,7 @@ class Options:
             mesh = mesh_of(self.mesh, found.topology)
         except LayoutError as error:
             raise LayoutError(
-                f"{error}\nthe topology is that of the devices at hand; topology= states another"
+                f"{error}\nthe topology is that of the devices at hand; md.Mesh(..., topology=) states another"
             ) from None
         return replace(self, mesh=mesh, notes=(found.note,) if found.note else ())
 

@@ -59,7 +59,7 @@ def test_an_assumption_is_a_warning(devices_are, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert said == [plan.notes[0]] * 2
     assert said[0].startswith(
-        "topology dgx-a100 is assumed: none is known of devices of kind 'NVIDIA L4'; state topology="
+        "topology dgx-a100 is assumed: none is known of devices of kind 'NVIDIA L4'; state one, md.Mesh(..., topology=)"
     )
 
 
@@ -67,7 +67,9 @@ def test_a_mesh_that_does_not_fit_the_found_topology(devices_are):
     devices_are("gpu", "NVIDIA H100 80GB HBM3")
     with pytest.raises(md.LayoutError) as caught:
         md.parallelize(double, "data=2,model=12").plan(X)
-    assert str(caught.value).endswith("\nthe topology is that of the devices at hand; topology= states another")
+    assert str(caught.value).endswith(
+        "\nthe topology is that of the devices at hand; md.Mesh(..., topology=) states another"
+    )
 
 
 def test_without_devices_a_cpu_is_assumed(monkeypatch):

@@ -41,8 +41,8 @@ def test_of_an_unknown_kind_the_nearest_topology_is_assumed(platform, kind, name
     found = topology_of_kind(platform, kind)
     assert (found.topology, found.assumed) == (topology(name), True)
     assert found.note == (
-        f"topology {name} is assumed: none is known of devices of kind {kind!r}; state topology=, or measure them: "
-        "md.calibrate(mesh, keep=True) or 'meshdsl topology calibrate --keep'"
+        f"topology {name} is assumed: none is known of devices of kind {kind!r}; state one, md.Mesh(..., topology=), "
+        "or measure them: md.calibrate(mesh, keep=True) or 'meshdsl topology calibrate --keep'"
     )
 
 

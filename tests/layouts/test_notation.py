@@ -64,7 +64,9 @@ def test_mesh_text_and_errors():
     assert str(error.value) == "a size is a whole number >= 1\n  data=4,model=x\n               ^"
     with pytest.raises(LayoutError, match="no axis 'modle' in mesh data=4,model=2; did you mean 'model'"):
         mesh.axis("modle")
-    with pytest.raises(NotationError, match="data=0: a size is a whole number >= 1"):
+    with pytest.raises(NotationError, match=r"topolgy='cpu': a size is a whole number >= 1; did you mean 'topology'\?"):
+        Mesh(data=4, topolgy="cpu")
+    with pytest.raises(NotationError, match=r"data=0: a size is a whole number >= 1$"):
         Mesh(data=0)
     with pytest.raises(MeshDSLError, match="no topology 'cpus'; did you mean 'cpu'"):
         Mesh(data=2, topology="cpus")
