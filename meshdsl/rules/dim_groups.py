@@ -291,4 +291,9 @@ def padded_params(op: Op, operands: Sequence[Value | Literal], results: Sequence
     if op.name in _OPERAND_EXTENTS:
         name, old, new = _OPERAND_EXTENTS[op.name], op.inputs[0].shape, operands[0].shape
         params[name] = tuple(m if s == n else s for s, n, m in zip(params[name], old, new, strict=True))
+    if op.name == "conv_general_dilated":
+        batch, features, *_ = op.params["dimension_numbers"].lhs_spec
+        for name, d in (("batch_group_count", batch), ("feature_group_count", features)):
+            if op.params[name] == op.inputs[0].shape[d]:  # groups alone are in a dim that is padded
+                params[name] = operands[0].shape[d]
     return params

@@ -24,10 +24,8 @@ N, SIZES = 22, {22: 24, 20: 24, 11: 16, 10: 16, 12: 16, 14: 16, 21: 24}
 NUMBERS = ("NWC", "WIO", "NWC")
 
 
-def conv(x, k, padding, stride=1, groups=1, spread=1, holes=1):
-    return lax.conv_general_dilated(
-        x, k, (stride,), padding, (spread,), (holes,), dimension_numbers=NUMBERS, feature_group_count=groups
-    )
+def conv(x, k, padding, stride=1, groups=1, spread=1, holes=1, batches=1):
+    return lax.conv_general_dilated(x, k, (stride,), padding, (spread,), (holes,), NUMBERS, groups, batches)
 
 
 def pool(x, kind, start, window, stride, padding):
@@ -57,6 +55,8 @@ STEPS = {
     "asymmetric": lambda x, k: conv(x, k, [(0, 3)]),
     "cropping": lambda x, k: conv(x, k, [(-1, -2)]),
     "depthwise": lambda x, k: conv(x, k[:, :1].repeat(2, 2)[:, :, :4], "VALID", groups=4),
+    "groups alone": lambda x, k: conv(x.transpose(0, 2, 1), k[:, :1, :1].repeat(N, 2), "SAME", groups=N),
+    "groups of the batch alone": lambda x, k: conv(x.transpose(1, 0, 2), k[:, :, :1].repeat(N, 2), "SAME", batches=N),
     "pooled": lambda x, k: pool(x, lax.max, -jnp.inf, 3, 1, "VALID"),
     "pooled same": lambda x, k: pool(x, lax.add, 0.0, 3, 1, "SAME"),
     "pooled strided": lambda x, k: pool(x, lax.min, jnp.inf, 2, 2, "VALID"),
