@@ -317,3 +317,18 @@ def test_products_in_either_order_are_one():
 
     sharded = md.parallelize(step, md.Mesh(x=4, y=2, topology=SLOW_DEVICES), {"x": "x=S(1) y=S(0)"})
     assert sharded.verify(jnp.arange(1600.0).reshape(10, 16, 10)).equal
+
+
+def test_what_every_iteration_exchanges_is_exchanged_in_each():
+    """The halo of a loop invariant, which a convolution takes whose kernel changes between iterations."""
+
+    def step(x, w):
+        def body(w, _):
+            y = lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+            return w + y.mean(), None
+
+        return lax.scan(body, w, None, 3)[0]
+
+    sharded = md.parallelize(step, md.Mesh(x=2, topology=SLOW_DEVICES), {"x": "x=S(1)"})
+    x, w = jnp.arange(16.0).reshape(2, 8, 1), jnp.ones((2, 1, 3))
+    assert sharded.plan(x, w).collectives[0].trips == 3 and sharded.verify(x, w).equal and sharded.check(x, w).ok
