@@ -61,8 +61,12 @@ def output_layouts(program: TracedProgram, solution: Solution) -> tuple[Layout, 
 
 
 def shardings(layouts: Iterable[Layout], leaves: Iterable[Any], mesh: jax.sharding.Mesh) -> tuple[NamedSharding, ...]:
-    """Returns one sharding per leaf; leaves are anything with a shape."""
-    return tuple(named_sharding(layout, len(x.shape), mesh) for layout, x in zip(layouts, leaves, strict=True))
+    """Returns one sharding per leaf; leaves are anything with a shape.
+
+    Arrays without elements are whole: jax cannot read results whose blocks the compiler makes of another shape.
+    """
+    pairs = zip(layouts, leaves, strict=True)
+    return tuple(named_sharding(Layout() if 0 in x.shape else layout, len(x.shape), mesh) for layout, x in pairs)
 
 
 def place(arrays: Sequence[Any], targets: Sequence[NamedSharding]) -> list[jax.Array]:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -296,6 +297,13 @@ def test_a_window_takes_a_block_and_a_part_of_another():
     x = jnp.arange(20.0)
     assert sharded.check(x).ok and sharded.verify(x).equal
     assert sorted(c.bytes for c in sharded.plan(x).collectives) == [4, 16]
+
+
+def test_results_without_elements_can_be_read():
+    """The compiler makes whole ones, although they are to be split (jax 0.10, also without a plan)."""
+    sharded = md.parallelize(lambda x: x[:, :0], md.Mesh(x=2, y=2), {"x": "x=S(0) y=B"}, outputs={"**": "x=S(0)"})
+    x = jnp.arange(16.0).reshape(4, 4)
+    assert sharded.check(x).ok and np.asarray(sharded(x)).shape == (4, 0)
 
 
 def test_a_slice_of_a_slice_is_reduced_once():
