@@ -40,7 +40,7 @@ function scaled(value, units) {
 }
 
 const bytesText = (n) => (n ? scaled(n, ["B", "kB", "MB", "GB", "TB", "PB"]) : "0 B");
-const secondsText = (s) => (s ? scaled(s * 1e6, ["us", "ms", "s"]) : "0 s");
+const secondsText = (s) => (!s ? "0 s" : s < 5e-9 ? `${digits(s * 1e9)} ns` : scaled(s * 1e6, ["us", "ms", "s"]));
 function percent(part, whole) {
   const share = whole ? (100 * part) / whole : 0;
   return share === 0 ? "0%" : Math.abs(share) < 0.05 ? "below 0.1%" : `${share.toFixed(1)}%`;
