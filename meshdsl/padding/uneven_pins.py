@@ -59,10 +59,16 @@ class UnevenPins:
         ]
 
     def constrained(self, program: TracedProgram) -> TracedProgram:
-        """Returns the program with the pins as constraints behind its inputs and in front of its outputs."""
+        """Returns the program with the pins as constraints behind its inputs and in front of its outputs.
+
+        An input that nothing reads has none: compilers would drop what it sends.
+        """
         graph = copied(program.graph)
+        read = {x.id for op in graph.ops[:-1] for x in op.inputs if isinstance(x, Value)}
         ids, table, first, last = fresh_ids(graph), dict[int, Atom](), list[Op](), list[Op]()
         for i, pin in self.inputs.items():
+            if graph.inputs[i].id not in read:
+                continue
             first.append(_constraint(graph.inputs[i], pin, program.inputs[i].dims, ids))
             table[graph.inputs[i].id] = first[-1].outputs[0]
         ops = [substitute(op, table) for op in graph.ops[:-1]]

@@ -340,3 +340,29 @@ def test_what_every_iteration_exchanges_is_exchanged_in_each():
     sharded = md.parallelize(step, md.Mesh(x=2, topology=SLOW_DEVICES), {"x": "x=S(1)"})
     x, w = jnp.arange(16.0).reshape(2, 8, 1), jnp.ones((2, 1, 3))
     assert sharded.plan(x, w).collectives[0].trips == 3 and sharded.verify(x, w).equal and sharded.check(x, w).ok
+
+
+def test_an_edge_padded_behind_an_update_with_strides():
+    """A slice without elements of what is joined has no pieces."""
+
+    def step(x):
+        def loss(x):
+            y = jnp.pad(x.at[1::2].add(x[1::2]), ((0, 1),), mode="edge")
+            return jnp.mean(y**2), y
+
+        (total, y), gradient = jax.value_and_grad(loss, has_aux=True)(x)
+        return x - 0.1 * gradient, total, y
+
+    sharded = md.parallelize(step, md.Mesh(x=8, topology=SLOW_DEVICES))
+    x = jnp.arange(8.0) / 4
+    assert sharded.check(x).ok and sharded.verify(x).equal
+
+
+def test_uneven_pins_of_inputs_that_nothing_reads_send_nothing():
+    def step(x, y, z):
+        return jnp.exp(-(x**2)) * x, z
+
+    mesh, pins = md.Mesh(x=3, y=2, topology=SLOW_DEVICES), {"x": "y=S(0) x=B", "y": "y=S(0) x=S(0)", "z": "x=S(0)"}
+    sharded = md.parallelize(step, mesh, pins, uneven="pad")
+    args = jnp.arange(12.0), jnp.ones((3, 3)), jnp.ones(5)
+    assert sharded.check(*args).ok and sharded.verify(*args).equal

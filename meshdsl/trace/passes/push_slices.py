@@ -159,7 +159,7 @@ class _Pusher:
         return self._write(lambda y, z: lax.pad(y, z, config), (held, fill), op) if any(map(any, config)) else held
 
     def _of_concatenation(self, op: Op, wanted: Range) -> Atom | None:
-        """The pieces that overlap the range; or along another dim, all of them in part."""
+        """The pieces that overlap the range; or along another dim, all of them in part. None for an empty range."""
         d, start, stop = wanted
         axis, begin, parts = op.params["dimension"], 0, list[Atom | None]()
         for x in op.inputs:
@@ -171,7 +171,7 @@ class _Pusher:
                 parts.append(self.part(x, (d, first, last), op))
             begin += n
         known = [x for x in parts if x is not None]
-        if len(known) < len(parts):
+        if len(known) < len(parts) or not parts:
             return None
         return known[0] if len(known) == 1 else self._write(lambda *xs: lax.concatenate(xs, axis), tuple(known), op)
 
