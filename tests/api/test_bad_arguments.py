@@ -41,7 +41,7 @@ def test_a_mesh_that_cannot_be_read():
         ({"plan": 3}, "plan: 3 is an int, not a plan; sharded.plan(*args) and md.load_plan(file) give one"),
         (
             {"layouts": "data=S(0)"},
-            "layouts: 'data=S(0)' is a str, not a dict of layouts by globs; write {'batch/*': 'data=S(0)'},"
+            "layouts: 'data=S(0)' is neither 'as-given' nor a dict of layouts by globs; write {'batch/*': 'data=S(0)'},"
             " or a strategy such as md.fsdp()",
         ),
         (
