@@ -277,7 +277,8 @@ def _change(step: ReshardStep, dims: Sequence[str]) -> str:
     """What a step changes; dims by their names, where they have one."""
     if step.kind == "collective-permute":
         dim = step.source.dim if isinstance(step.source, Split) else 0
-        name = dict(enumerate(dims)).get(int(dim)) or dim
+        names: dict[int | str, str] = {i: name for i, name in enumerate(dims) if name}
+        name = names.get(dim, dim)
         return f"{','.join(step.before.splitting(dim))} -> {','.join(step.after.splitting(dim))} on dim {name}"
     before, after = (_on(layout.named(dims), step.axes) for layout in (step.before, step.after))
     return f"{before} -> {after}"

@@ -15,7 +15,7 @@ from typing import Any
 from meshdsl.ir.graph import element_bits
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import Split
+from meshdsl.layouts.placement import B, Split
 from meshdsl.plan.report.highlight import highlighted
 from meshdsl.plan.report.traces import events, fit_events, memory_points
 from meshdsl.plan.text import ArrayGroup, collective_rows, common, group_arrays, layout_text, pattern
@@ -167,11 +167,18 @@ def _array(group: ArrayGroup, mesh: Mesh) -> Facts:
         "number": group.count,
         "type": array.type,
         "layout": _layout(array.layout, array.dims),
+        "meanings": [_meaning(part, array) for part in _layout(array.layout, array.dims).split(" ")],
         "splits": [[axis, at.dim] for axis, at in array.layout.placements if isinstance(at, Split)],
         "pinned": " ".join(array.pinned),
         "local": list(array.layout.local_shape(array.shape, mesh.sizes_by_name)),
         "bytes": group.count * _local_bytes(array, mesh),
     }
+
+
+def _meaning(part: str, array: Array) -> str:
+    """What a part of a layout's text says: of ``axis=placement``, or of ``B``, which is that of every axis."""
+    axis, stated, _ = part.partition("=")
+    return f"{axis}, {array.layout.named(array.dims).on(axis).meaning}" if stated else B.meaning
 
 
 @cache

@@ -96,7 +96,7 @@ def test_replicated_inputs_are_shown_on_demand(show, plan):
 def test_layouts_are_explained_and_source_is_coloured(show, plan):
     page = show(report_html(plan))
     said = page.locator("#parameters .chip", has_text="data=S(0)").first.get_attribute("title")
-    assert said == "S (split): dim 0 is divided over the 4 devices along data"
+    assert said == "data, split: each holds one block of dim 0"
     assert "def" in page.locator("#source .keyword").all_text_contents()
     shown = page.locator("#source td.code").all_text_contents()
     known = {text.strip() for _, _, text in plan.lines} | {f"(in {function})" for _, function, _ in plan.lines}

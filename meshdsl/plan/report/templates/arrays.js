@@ -4,15 +4,6 @@ const DOWN = [1, 8, 4, 2]; // ... and along each of the others, by how many thes
 
 const COLLAPSED = 4; // rows of replicated inputs, from which on they are shown on demand
 
-// What a part of a layout says: B, axis=B, axis=S(dim) or axis=P.
-function meaning(part) {
-  const at = part.indexOf("="), axis = part.slice(0, at), placement = part.slice(at + 1);
-  const size = (data.mesh.find(([name]) => name === axis) || [])[1];
-  if (placement === "B") return at < 0 ? "B (broadcast): every device holds all of it" : `B (broadcast): every device along ${axis} holds the same`;
-  if (placement.startsWith("S")) return `S (split): dim ${placement.slice(2, -1)} is divided over the ${size} devices along ${axis}`;
-  return `${placement} (partial): each of the ${size} devices along ${axis} holds one operand of a sum or extreme that is not taken yet`;
-}
-
 const drawnAxes = () => data.mesh.map(([name, size], i) => {
   const most = i === data.mesh.length - 1 ? ACROSS : DOWN[Math.min(data.mesh.length - 1, 3)];
   return { name, size, drawn: Math.min(size, most) };
@@ -42,7 +33,7 @@ function inputs(place, name, rows) {
       { label: "input", class: "long", key: (a) => a.name, cell: (a) => make("code", { class: "clip" }, a.name, a.number > 1 ? make("span", { class: "soft" }, ` ×${a.number}`) : "") },
       { label: "type", class: "type", key: (a) => a.type, cell: (a) => make("code", { class: "clip" }, a.type) },
       { label: "on the mesh", cell: meshOf },
-      { label: "layout", key: (a) => a.layout, cell: (a) => make("span", { class: "clip" }, ...a.layout.split(" ").map((part) => make("code", { class: "chip", title: meaning(part) }, part))) },
+      { label: "layout", key: (a) => a.layout, cell: (a) => make("span", { class: "clip" }, ...a.layout.split(" ").map((part, i) => make("code", { class: "chip", title: a.meanings[i] }, part))) },
       { label: "pinned", key: (a) => a.pinned, cell: (a) => a.pinned },
       { label: "on a device", key: (a) => a.local.join(","), cell: (a) => make("code", {}, `[${a.local.join(",")}]`) },
       { label: "bytes per device", class: "number", first: "descending", start: true, key: (a) => a.bytes, cell: (a) => bytesText(a.bytes) },
