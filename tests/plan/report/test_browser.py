@@ -89,6 +89,7 @@ def test_replicated_inputs_are_shown_on_demand(show, plan):
     page = show(report_html(replace(plan, inputs=(*plan.inputs, *whole))))
     assert page.locator("#parameters > .tall tbody tr").count() == len(report_data(plan)["arrays"])
     page.locator("#parameters summary").click()
+    page.locator("#parameters details tbody tr").nth(len(whole) - 1).wait_for()  # rows are made when it has opened
     assert page.locator("#parameters details tbody tr").count() == len(whole)
     assert "4 inputs whole on every device: 128 B" in page.locator("#parameters summary").inner_text()
 
