@@ -4,11 +4,14 @@ Wrong input ends with one message on standard error and status 2, before anythin
 or compiled and planned collectives, differ, 3 that no plan fits the memory, 4 that a plan is of another program or jax.
 ``meshdsl --debug ...`` ends with the traceback instead of the message.
 
-Modules: ``common`` (options, loading, output, errors), then one per group of commands: ``plan`` (plan, diff, check,
-explain, verify), ``search``, ``report``, ``train``, ``topology``. jax is imported inside the commands, so that help
-texts and shell completion are quick.
+A command whose reader closes the pipe ends quietly, with the status of a process that SIGPIPE ends.
+
+Modules: ``options`` that several commands take, ``programs`` (loading), ``output``, ``statuses`` (of errors), then one
+per group of commands: ``plan`` (plan, diff, check, explain, verify), ``search``, ``report``, ``train``, ``topology``.
+jax is imported inside the commands, so that help texts and shell completion are quick.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -16,9 +19,9 @@ import typer
 
 import meshdsl
 from meshdsl.cli import plan, topology
-from meshdsl.cli.common import message_of, status_of
 from meshdsl.cli.report import report
 from meshdsl.cli.search import search
+from meshdsl.cli.statuses import CLOSED_PIPE, message_of, status_of
 from meshdsl.cli.train import train
 from meshdsl.util.text import visible
 
@@ -47,7 +50,15 @@ def _options(
 def main() -> None:
     """Runs the command."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as end:
+        if not isinstance(end, BrokenPipeError) and not isinstance(end.__context__, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still writes when it ends
+        sys.exit(CLOSED_PIPE)
     except Exception as error:
         message = message_of(error)
         if "--debug" in sys.argv or not message:

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshdsl.cli.common import (
-    CHANGED,
+from meshdsl.cli.options import (
     DEFAULT_MESH,
-    DIFFERENT_PROGRAM,
     AsJSON,
     Chunks,
     LayoutTexts,
@@ -25,12 +23,10 @@ from meshdsl.cli.common import (
     SavePlan,
     ScheduleName,
     TopologyName,
-    check_writable,
-    load_mesh,
-    load_program,
-    show,
-    working,
 )
+from meshdsl.cli.output import check_writable, show, working
+from meshdsl.cli.programs import load_mesh, load_program
+from meshdsl.cli.statuses import CHANGED, DIFFERENT_PROGRAM
 from meshdsl.layouts.mesh import Mesh
 
 if TYPE_CHECKING:  # these import jax, which help texts do without

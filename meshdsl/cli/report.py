@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshdsl.cli.common import (
-    AsJSON,
-    LayoutTexts,
-    OptionalProgram,
-    RulesText,
-    SavedPlan,
-    check_writable,
-    load_program,
-    show,
-    working,
-)
+from meshdsl.cli.options import AsJSON, LayoutTexts, OptionalProgram, RulesText, SavedPlan
+from meshdsl.cli.output import check_writable, show, working
+from meshdsl.cli.programs import load_program
 from meshdsl.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshdsl.cli.common import (
-    INFEASIBLE,
+from meshdsl.cli.options import (
     AsJSON,
     LayoutTexts,
     MemoryText,
@@ -14,14 +13,11 @@ from meshdsl.cli.common import (
     RulesText,
     SavePlan,
     TopologyName,
-    check_writable,
-    load_program,
-    load_topology_named,
-    out,
     schedule_names,
-    show,
-    working,
 )
+from meshdsl.cli.output import check_writable, out, show, working
+from meshdsl.cli.programs import load_program, load_topology_named
+from meshdsl.cli.statuses import INFEASIBLE
 from meshdsl.errors import ArgumentError
 from meshdsl.util.text import visible
 

@@ -6,16 +6,9 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.cli.common import (
-    DEFAULT_MESH,
-    AsJSON,
-    MeshText,
-    check_writable,
-    load_mesh,
-    load_topology_named,
-    show,
-    working,
-)
+from meshdsl.cli.options import DEFAULT_MESH, AsJSON, MeshText
+from meshdsl.cli.output import check_writable, show, working
+from meshdsl.cli.programs import load_mesh, load_topology_named
 from meshdsl.layouts.topology import Link, preset_names, save_topology, topology, topology_text
 from meshdsl.util.text import bytes_text
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshdsl.cli.common import (
+from meshdsl.cli.options import (
     DEFAULT_MESH,
     AsJSON,
     Chunks,
@@ -20,12 +20,9 @@ from meshdsl.cli.common import (
     RulesText,
     ScheduleName,
     TopologyName,
-    load_mesh,
-    load_program,
-    output_to_stderr,
-    short_name,
-    show,
 )
+from meshdsl.cli.output import output_to_stderr, show
+from meshdsl.cli.programs import load_mesh, load_program, short_name
 from meshdsl.errors import MeshDSLError
 
 if TYPE_CHECKING:

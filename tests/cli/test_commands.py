@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import meshdsl as md
 from meshdsl.cli import app, main
-from meshdsl.cli.common import load_program
+from meshdsl.cli.programs import load_program
 from meshdsl.layouts.machine import keep_topology
 from meshdsl.layouts.topology import preset_names
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshdsl.cli import main
-from meshdsl.cli.common import JSON_VERSION, show
+from meshdsl.cli.output import JSON_VERSION, show
 from meshdsl.planner.memory import combine
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "plan_file.md"

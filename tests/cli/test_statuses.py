@@ -1,6 +1,7 @@
 """Exit statuses: 0 done, 1 changed, 2 bad input, 3 infeasible, 4 another program or jax, 130 Ctrl-C."""
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -102,3 +103,12 @@ def test_another_jax(ended):
 def test_no_plan_bad_input_and_ctrl_c(ended, options, status):
     found, out, err = ended(*options)
     assert found == status and "Traceback" not in out + err and not (out and status == 2)
+
+
+@pytest.mark.parametrize("options", [("topology", "list"), ("topology", "list", "--json"), ("--help",)])
+def test_a_closed_pipe_ends_the_command_quietly(options):
+    command = subprocess.Popen(
+        [sys.executable, "-m", "meshdsl", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    command.stdout.close()  # before anything is written
+    assert (command.wait(), command.stderr.read()) == (141, "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from meshdsl.cli import common
+from meshdsl.cli import output
 from meshdsl.util.text import table, terminal_width
 from tests.programs import small_plan
 
@@ -27,10 +27,10 @@ COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 def shown(monkeypatch, width, terminal=True):
     screen = Console(
-        highlighter=common.KindHighlighter(), soft_wrap=True, file=StringIO(), width=width, force_terminal=terminal
+        highlighter=output.KindHighlighter(), soft_wrap=True, file=StringIO(), width=width, force_terminal=terminal
     )
-    monkeypatch.setattr(common, "out", screen)
-    common.show("plan", small_plan(), {}, as_json=False)
+    monkeypatch.setattr(output, "out", screen)
+    output.show("plan", small_plan(), {}, as_json=False)
     return screen.file.getvalue()
 
 
