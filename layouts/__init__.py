@@ -44,6 +44,7 @@ Modules, in reading order:
     notation         the text of meshes, layouts and layout rules; errors with a caret
     topology         links and speeds; presets and their TOML files
     mesh             axes, and the link that each runs over
+    roundness        how well a mesh can split a dim of some length
     layout           placements by axis; order, equality, block shapes
     collective_cost  alpha-beta cost of collectives and local copies
     reshard          the table of reshard steps, the graph of layouts, shortest paths in it

@@ -14,7 +14,7 @@ is pruned. Configurations without a plan are listed last, with the reason.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product
 from typing import Any
 
@@ -29,6 +29,7 @@ from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a, nearest
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.roundness import Roundness, prime_factors
 from meshdsl.layouts.topology import Topology, preset_names
 from meshdsl.pins import LayoutTable, fit_constraints
 from meshdsl.pipelining import to_microbatches
@@ -164,6 +165,7 @@ class ConfigurationSearch:
     topology: Topology | str
     rules: Rules | str | None
     memory: str | None
+    devices: int = 1
     _microbatched: dict[Any, TracedProgram] = field(default_factory=dict)
 
     def bounded(self, config: Configuration) -> BoundedConfiguration:
@@ -194,13 +196,15 @@ class ConfigurationSearch:
 
     @cached_property
     def traced(self) -> TracedProgram:
-        """The program, the whole batch at once, its user-defined rules checked."""
+        """The program, the whole batch at once, its user-defined rules checked.
+
+        One trace serves all meshes: which lengths they divide is that of the mesh with an axis per prime factor.
+        """
         keep_cuts = bool(self.program.pipeline and self.program.pipeline.axis)
         inside, keep = self._rules.inside, self.program.constraints == "keep"
-        step, args = self.program.step, self.program.args
-        return check_rules(
-            JaxSettings.current().run(lambda: trace(step, args, inside=inside, cuts=keep_cuts, keep=keep))
-        )
+        run = partial(trace, self.program.step, self.program.args, inside=inside, cuts=keep_cuts, keep=keep)
+        roundness = Roundness.of(prime_factors(self.devices))
+        return check_rules(JaxSettings.current().run(lambda: run(roundness=roundness)))
 
     def _traced_for(self, config: Configuration) -> tuple[CallStages, TracedProgram]:
         """Return the stages of a configuration, and its program before uneven pins are constraints."""
@@ -416,7 +420,7 @@ def search(
         topology = at_hand.topology
         if at_hand.assumed:
             log.warning("%s", at_hand.note)
-    space = ConfigurationSearch(program, topology, rules, memory)
+    space = ConfigurationSearch(program, topology, rules, memory, devices)
     progress("tracing")
     _ = space.on_devices or space.traced
     every = configurations(

@@ -1,6 +1,6 @@
 """One kind of call of a step on its way to an executable, stage by stage.
 
-    traced       the graph of the whole batch; independent of mesh and pins      meshdsl.trace
+    traced       the graph of the whole batch; independent of pins               meshdsl.trace
     checked      the same on this mesh, without rows of rules that do not hold   meshdsl.pins, meshdsl.custom_rules
     microbatched the same in microbatches, or as a pipeline                      meshdsl.pipelining
     program      the same with uneven pins as constraints, if they are padded    meshdsl.padding
@@ -20,7 +20,7 @@ arrays of one call are where the next one takes them.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, TypeVar
 
 import jax
@@ -38,6 +38,7 @@ from meshdsl.ir.solution import Pins
 from meshdsl.ir.text import is_equal_but_weak
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.roundness import Roundness
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
@@ -64,7 +65,7 @@ def trace_for(
 ) -> tuple[DeviceMap | None, TracedProgram]:
     """Return the program of a call, the whole batch at once.
 
-    It depends on the mesh and the pins only if the step is written for one device; the map of devices is returned then.
+    It depends on the pins only if the step is written for one device; the map of devices is returned then.
     Arguments are shapes without types over Explicit axes, so that calls with arrays that lie elsewhere are of one kind;
     they have their types only where a ``jax.shard_map`` over such axes compares its specs with them.
 
@@ -76,7 +77,8 @@ def trace_for(
     untyped, typed = (replace(call, leaves=tuple(leaves)) for leaves in (shapes, map(typed_shape, call.leaves, shapes)))
 
     def trace(call: Call) -> tuple[DeviceMap | None, TracedProgram]:
-        return trace_found(lambda devices: trace_call(step, call, inside, keep_cuts, devices, keep), options, call)
+        run = partial(trace_call, step, call, inside, keep_cuts, keep=keep, roundness=Roundness.of(options.mesh.sizes))
+        return trace_found(lambda devices: run(devices=devices), options, call)
 
     try:
         found = kind.settings.run(lambda: trace(untyped))

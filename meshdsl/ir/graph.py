@@ -28,6 +28,7 @@ from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
+from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
 from meshdsl.schedules.pipelined import Pipelined
 
 LOOPS = ("scan", "while", "cond")
@@ -221,6 +222,7 @@ class TracedProgram:
       held: state that it changes in place.
       notes: remarks for the reader of the plan.
       warnings: those of the notes by which the program means something else than the step says.
+      roundness: which lengths the mesh divides, by which its dims were aligned.
       spread: it contains shardings or shard_maps of jax's own, so that it runs only on several devices.
       pipeline: its microbatches and pipeline stages, if it has any.
     """
@@ -234,6 +236,7 @@ class TracedProgram:
     held: HeldState = field(default_factory=HeldState)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    roundness: Roundness = POWERS_OF_TWO
     spread: bool = False
     pipeline: Pipelined | None = None
 

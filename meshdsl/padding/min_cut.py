@@ -27,7 +27,7 @@ from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.index import GraphIndex, graph_index, ops_named
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding.resized_dims import padding_groups, with_merged
-from meshdsl.pins.conflicts import LONG, uneven_dims
+from meshdsl.pins.conflicts import LONG
 from meshdsl.rules.dim_groups import LOOKUPS, POOLINGS, REDUCTIONS, DimAt, DimGroup
 
 WORTH_PADDING = frozenset(("dot_general", "conv_general_dilated", *LOOKUPS))
@@ -180,15 +180,20 @@ def padded_sizes(program: TracedProgram, mesh: Mesh, reductions: bool = True) ->
       reductions: as ``padded_groups`` takes it.
     """
     lengths = {n for shape in graph_index(program.graph).shapes for n in shape}
-    uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
+    blocks = _constrained_blocks(program.graph, mesh)
+    uneven = {n: padded_length(n, mesh, blocks.get(n, 1)) for n in lengths if padded_length(n, mesh) > n}
     chosen = padded_groups(program.graph, uneven, reductions)
     found = {group.size for groups in chosen.values() for group in groups}
     return {n: uneven[n] for n in sorted(found & uneven.keys(), reverse=True)}
 
 
-def padded_length(n: int, mesh: Mesh) -> int:
-    """Returns ``n`` rounded up to a multiple of the most devices that may split it into blocks of LONG or more."""
-    blocks = _blocks(n, mesh)
+def padded_length(n: int, mesh: Mesh, constrained: int = 1) -> int:
+    """Returns ``n`` rounded up to a multiple of the most devices that may split it into blocks of LONG or more.
+
+    Args:
+      constrained: blocks into which constraints split it, whose multiple it is as well.
+    """
+    blocks = lcm(constrained, _blocks(n, mesh))
     return ceil(n / blocks) * blocks
 
 
@@ -199,10 +204,14 @@ def _blocks(n: int, mesh: Mesh) -> int:
 
 def constrained_sizes(graph: Graph, mesh: Mesh) -> dict[int, int]:
     """Returns the lengths that constraints split although they do not divide, padded so that they do."""
+    return {n: padded_length(n, mesh, k) for n, k in _constrained_blocks(graph, mesh).items() if n % k}
+
+
+def _constrained_blocks(graph: Graph, mesh: Mesh) -> dict[int, int]:
+    """Returns the lengths that constraints split, and into how many blocks."""
     blocks: dict[int, int] = {}
     for op in ops_named(graph, "constrain"):
-        shape = op.outputs[0].shape
-        for d, _, count in uneven_dims(shape, op.params["layout"], mesh):
-            n = shape[d]
-            blocks[n] = lcm(count, blocks.get(n, 1), _blocks(n, mesh))
-    return {n: ceil(n / k) * k for n, k in blocks.items()}
+        for d, n in enumerate(op.outputs[0].shape):
+            count = prod(mesh.axis(axis) for axis in op.params["layout"].splitting(d) if axis in mesh.names)
+            blocks[n] = lcm(count, blocks.get(n, 1))
+    return blocks

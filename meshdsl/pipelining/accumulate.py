@@ -28,6 +28,7 @@ from jax import lax
 from meshdsl.ir.graph import Graph, Value
 from meshdsl.ir.rewrite import values
 from meshdsl.layouts.placement import B, Partial, Split
+from meshdsl.layouts.roundness import Roundness
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.collectives import identity
 from meshdsl.lowering.local.registry import time_axis_at
@@ -73,8 +74,12 @@ class SplitStep:
         outer_uses = {v.id: v for op in (*self.after, graph.ops[-1]) for v in values(op.inputs) if v.id in inner}
         self.exported = list(outer_uses.values())
 
-    def retraced(self, loop: StepLoop) -> Graph:
-        """Returns the graph of the step whose inside ``loop`` runs; operations keep their source lines."""
+    def retraced(self, loop: StepLoop, roundness: Roundness) -> Graph:
+        """Returns the graph of the step whose inside ``loop`` runs; operations keep their source lines.
+
+        Args:
+          roundness: which lengths the mesh divides.
+        """
 
         def run(*arrays: jax.Array) -> Arrays:
             whole = Runner(TimePlacement(self.placement.microbatches))
@@ -87,7 +92,8 @@ class SplitStep:
             return tuple(whole.get(x, B) for x in self.graph.returned)
 
         avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self.graph.inputs]
-        return annotate(run_passes(restore_sources(read_jaxpr(jax.make_jaxpr(run)(*avals)), self.graph)))
+        read = restore_sources(read_jaxpr(jax.make_jaxpr(run)(*avals)), self.graph)
+        return annotate(run_passes(read, roundness))
 
     def microbatches_of_batch(self, whole: Runner) -> Arrays:
         """Returns the batch by microbatch: a leading dim of microbatches on every array."""

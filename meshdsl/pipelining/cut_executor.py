@@ -425,7 +425,7 @@ def pipeline_cuts(
         warnings.append(f"layout constraints inside of stages are ignored, the first at {ignored[0].source}")
     return replace(
         program,
-        graph=loop.step.retraced(loop),
+        graph=loop.step.retraced(loop, program.roundness),
         notes=[*program.notes, *notes, *warnings],
         warnings=[*program.warnings, *warnings],
         pipeline=pipelined,

@@ -51,7 +51,7 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
         stages.layers = layers_per_stage(graph, stages, mesh, pipeline)
         pipelined = Pipelined(pipeline, stages.axis, stages.ranks, stages.forward_only, stages.layers)
         scan = ScanPipeline(graph, stages, TickTable(pipelined.table, pipelined.buffer_slots))
-        step, new = scan.step, scan.step.retraced(scan)
+        step, new = scan.step, scan.step.retraced(scan, program.roundness)
         if sum(stages.layers) % stages.ranks:
             notes.append(
                 f"{sum(stages.layers)} layers do not divide over {stages.axis}: their arrays are sharded freely"
@@ -67,7 +67,7 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
             rows = shortened(list(dict.fromkeys(causes))) or ["no operation reads the batch"]
             raise PipelineError(faults(f"nothing in {program.name} runs per microbatch:", rows))
         check_shard_maps(program.name, graph, placement, step.exported)
-        new = step.retraced(MicrobatchLoop(step))
+        new = step.retraced(MicrobatchLoop(step), program.roundness)
         if replace(pipeline, batch=None, per_microbatch=False) != Pipeline(count):
             why = "no scan over layers is pinned to be split over an axis"
             notes.append(f"there are no stages for {pipeline.name}: {why}")

@@ -15,7 +15,8 @@
 4. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.
 5. ``annotate``    writes how often each body runs and the phase of each operation, and numbers values and operations.
 
-A trace knows no mesh, and one serves all, unless the step is written for one device.
+A trace knows of the mesh only which lengths it divides (``layouts.roundness``), and one serves all meshes whose sizes
+are powers of two, unless the step is written for one device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ import jax
 from meshdsl.ir.graph import TracedProgram, walk
 from meshdsl.ir.manual import BOUNDARY
 from meshdsl.layouts.axis_rules import Table
+from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
 from meshdsl.nd.named_array import pinning
 from meshdsl.trace.annotate import annotate
 from meshdsl.trace.arguments import Call, check_captured, flatten_call
@@ -58,6 +60,7 @@ def trace(
     inside: Table | None = None,
     cuts: bool = False,
     keep: bool = True,
+    roundness: Roundness = POWERS_OF_TWO,
 ) -> TracedProgram:
     """Returns the program of one call ``step(*args, **kwargs)``.
 
@@ -68,13 +71,14 @@ def trace(
       inside: logical-axis rules for the named tensors that the step computes.
       cuts: keep ``md.stage``, which marks where a pipeline's stages end.
       keep: constraints that jax's own functions state are kept; else they are ignored, with a note.
+      roundness: which lengths the mesh divides.
 
     Raises:
       TraceError: arguments that are neither arrays nor static, a step that needs values while it is traced, or that
         changes in place what a call cannot give back.
     """
     call = flatten_call(step, args, kwargs, static_argnums, static_argnames)
-    return trace_call(step, call, inside, cuts, keep=keep)
+    return trace_call(step, call, inside, cuts, keep=keep, roundness=roundness)
 
 
 @gc_paused
@@ -85,6 +89,7 @@ def trace_call(
     cuts: bool = False,
     devices: DeviceMap | None = None,
     keep: bool = True,
+    roundness: Roundness = POWERS_OF_TWO,
 ) -> TracedProgram:
     """Returns the program of a call that has been flattened; other arguments are those of ``trace``.
 
@@ -106,7 +111,7 @@ def trace_call(
     check_shard_maps(call.name, traced)
 
     # passes, annotations
-    graph = annotate(run_passes(traced))
+    graph = annotate(run_passes(traced, roundness))
     ignored, unread = note_constraints(read, traced, graph)
     shared = call.objects.aliases()
     inputs = map(typed_leaf, call.paths, closed.in_avals, call.dims)
@@ -120,5 +125,6 @@ def trace_call(
         held=pure.held,
         notes=[*notes, *ignored, *unread],
         warnings=[*notes, *ignored],
+        roundness=roundness,
         spread=any(op.name in BOUNDARY or "by" in op.params or is_stated(op) for _, op in walk(read)),
     )

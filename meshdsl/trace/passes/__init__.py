@@ -34,8 +34,10 @@ Reference for the general scheme: Muchnick, Advanced Compiler Design and Impleme
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from meshdsl.ir.graph import Graph
+from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
 from meshdsl.trace.passes.align_shifts import align_shifts
 from meshdsl.trace.passes.canonicalize import (
     fold_broadcast_slices,
@@ -57,35 +59,38 @@ from meshdsl.trace.passes.sum_shifts import sum_shifts
 
 Pass = Callable[[Graph], Graph]
 
-PASSES: tuple[Pass, ...] = (
-    remove_identities,
-    mask_to_select,
-    materialize_empty,
-    push_slices,
-    find_rolls,
-    find_permutations,
-    fold_pads,
-    scale_after_shifts,
-    static_windows,
-    align_shifts,
-    join_strides,
-    sum_shifts,
-    fold_broadcast_slices,
-    invariant_carries_to_consts,
-    dce,
-    hoist_invariants,
-    inline_single_trip_loops,
-    cse,
-    dce,
-    share_halos,
-    dce,
-    split_partial_casts,
-    clone_cheap_constants,
-)
+
+def passes(roundness: Roundness = POWERS_OF_TWO) -> tuple[Pass, ...]:
+    """Returns the passes, in order; ``roundness`` says which lengths the mesh divides."""
+    return (
+        remove_identities,
+        mask_to_select,
+        materialize_empty,
+        partial(push_slices, roundness=roundness),
+        find_rolls,
+        find_permutations,
+        fold_pads,
+        scale_after_shifts,
+        static_windows,
+        partial(align_shifts, roundness=roundness),
+        join_strides,
+        sum_shifts,
+        fold_broadcast_slices,
+        invariant_carries_to_consts,
+        dce,
+        hoist_invariants,
+        inline_single_trip_loops,
+        cse,
+        dce,
+        share_halos,
+        dce,
+        split_partial_casts,
+        clone_cheap_constants,
+    )
 
 
-def run_passes(graph: Graph) -> Graph:
-    """Returns the graph after all passes, in order."""
-    for run in PASSES:
+def run_passes(graph: Graph, roundness: Roundness = POWERS_OF_TWO) -> Graph:
+    """Returns the graph after all passes."""
+    for run in passes(roundness):
         graph = run(graph)
     return graph

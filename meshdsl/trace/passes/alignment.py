@@ -9,7 +9,7 @@ decides which dims are put on which grid, and at which offset; ``align_shifts`` 
 
 1. Dims that an operation treats alike have one offset: they are one *class* (``rules.dim_groups``, union-find).
 2. Slices, pads, concatenations and updates shift one class against another. Classes of nearly equal length that are
-   connected by shifts share a grid: the length among theirs that divides best.
+   connected by shifts share a grid: the length among theirs that the mesh divides best (``roundness``).
 3. A shift moves as many elements as offsets and start differ. The offsets that move the fewest bytes are found by
    coordinate descent from several starts. (The alignment of arrays by offsets, so that a data parallel program moves
    least, is due to Chatterjee, Gilbert, Schreiber and Teng: Optimal Evaluation of Array Expressions on Massively
@@ -33,13 +33,13 @@ import jax.numpy as jnp
 
 from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.index import producers
+from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
 from meshdsl.rules.dim_groups import ELEMENTWISE, REDUCTIONS, DimGroup, dim_groups
 from meshdsl.rules.indexing import COMBINE
 from meshdsl.trace.passes.static_windows import SHORTER, Constants, Window, written_window
 
 ValueDim = tuple[int, int]  # a value id and its dim
 FIRST_AT_ITS_PLACE = ("argmax", "argmin", "top_k")  # they return positions, and the first of equal elements
-ROUND = 4  # devices over which at least a length has to divide to be a grid that arguments of the step decide
 FARTHEST = 8  # how many times as long as a far dim its grid may be
 FAR_OPERATIONS = (
     ELEMENTWISE | REDUCTIONS | frozenset("broadcast_in_dim iota transpose squeeze slice split pad concatenate".split())
@@ -137,6 +137,7 @@ class DimClasses:
     fixed: set[ValueDim] = field(default_factory=set)
     boundary: set[ValueDim] = field(default_factory=set)
     near: set[ValueDim] = field(default_factory=set)  # dims of other operations than far classes may have
+    constrained: set[ValueDim] = field(default_factory=set)  # dims that a constraint splits
     shifts: list[Shift] = field(default_factory=list)
 
     def find(self, at: ValueDim) -> ValueDim:
@@ -172,6 +173,9 @@ class DimClasses:
                 if group.fill is not None:
                     self.reduced.update(dims)
                     self.fixed.update(dims if op.name in FIRST_AT_ITS_PLACE else ())
+            if op.name == "constrain":
+                split = op.params["layout"].splitting
+                self.constrained.update((x.id, d) for x in op.outputs for d in range(len(x.shape)) if split(d))
             self._add_shifts(op, constants, weight)
 
     def _add_shifts(self, op: Op, constants: Constants, weight: float) -> None:
@@ -204,12 +208,13 @@ def _value_dims(op: Op, atoms: tuple[Atom, ...], group: DimGroup) -> Iterator[Va
 # ---- Grids and offsets -----------------------------------------------------------------------------------------------
 
 
-def aligned_dims(graph: Graph, far: bool = False) -> dict[ValueDim, Place]:
+def aligned_dims(graph: Graph, far: bool = False, roundness: Roundness = POWERS_OF_TWO) -> dict[ValueDim, Place]:
     """Returns the dims of a graph and its bodies that are put on a grid longer than they are.
 
     Args:
       far: instead of those of nearly equal length, put those on a grid that are much shorter, and only reduced or put
         back, and need not move.
+      roundness: how well the mesh divides a length.
     """
     if not _has_shifts(graph, far):
         return {}
@@ -217,7 +222,8 @@ def aligned_dims(graph: Graph, far: bool = False) -> dict[ValueDim, Place]:
     classes.add(graph, 1.0)
     classes.boundary = {classes.find((v.id, d)) for v in graph.inputs for d in range(len(v.shape))}
     size = {classes.find(at): n for at, n in classes.size.items()}
-    reduced, fixed = ({classes.find(at) for at in marked} for marked in (classes.reduced, classes.fixed))
+    marks = classes.reduced, classes.fixed, classes.constrained
+    reduced, fixed, constrained = ({classes.find(at) for at in marked} for marked in marks)
     ends = [(classes.find(s.source), classes.find(s.result), s) for s in classes.shifts]
     places: dict[ValueDim, Place] = {}
     if far:
@@ -225,13 +231,15 @@ def aligned_dims(graph: Graph, far: bool = False) -> dict[ValueDim, Place]:
         places = {c: p for c, p in _far_places(ends, size, reduced).items() if c not in near}
         places = {c: p for c, p in places.items() if c not in fixed or p.offset == 0}
     for component in () if far else _components(size, ends):
-        grid = max((size[c] for c in component), key=lambda n: _suits(n, component, size, classes.boundary))
-        short = {c for c in component if _gains(size[c], grid)}
-        own = [(a, b, s) for a, b, s in ends if a in short or b in short]
-        put_back = any(a in short and size[b] == grid for a, b, _ in own)
+        own = {size[c] for c in component if c in classes.boundary}
+        grid = max((size[c] for c in component), key=lambda n: _suits(n, n in own, roundness))
+        kept = {c for c in component if c in constrained and roundness.degree(grid) % roundness.degree(size[c])}
+        short = {c for c in component if _gains(size[c], grid, roundness)} - kept
+        touching = [(a, b, s) for a, b, s in ends if a in short or b in short]
+        put_back = any(a in short and size[b] == grid for a, b, _ in touching)
         if short and (put_back or short & reduced):
             offsets = _offsets(
-                {c: grid - size[c] for c in sorted(short)}, fixed, own, {c for c in component if size[c] == grid}
+                {c: grid - size[c] for c in sorted(short)}, fixed, touching, {c for c in component if size[c] == grid}
             )
             places.update((c, Place(grid, offset, size[c])) for c, offset in offsets.items())
     return {at: places[c] for at in classes.size if (c := classes.find(at)) in places}
@@ -285,21 +293,21 @@ def _near(n: int, grid: int) -> bool:
     return n > 0 and grid > 2 and 0 <= grid - n <= max(1, grid // SHORTER)
 
 
-def _gains(n: int, grid: int) -> bool:
+def _gains(n: int, grid: int, roundness: Roundness) -> bool:
     """Whether a dim of ``n`` elements is easier to split on the grid, and not much longer."""
-    few = grid - n <= max(1, grid // (2 * SHORTER)) or roundness(n) < 2 * ROUND
-    return _near(n, grid) and roundness(n) < roundness(grid) and few
+    few = grid - n <= max(1, grid // (2 * SHORTER)) or roundness.degree(n) < 2 * roundness.enough
+    rounder = roundness.degree(n) < roundness.degree(grid) or roundness.devices(n) < roundness.devices(grid)
+    return _near(n, grid) and rounder and few
 
 
-def roundness(n: int) -> int:
-    """Returns the largest power of two that divides ``n``."""
-    return n & -n
+def _suits(n: int, own: bool, roundness: Roundness) -> tuple[int, ...]:
+    """A key that is larger for lengths that are easier to split.
 
-
-def _suits(n: int, component: list[ValueDim], size: Mapping[ValueDim, int], boundary: set[ValueDim]) -> tuple[int, ...]:
-    """A key that is larger for lengths that are easier to split: by powers of two, then arguments of the step."""
-    own = any(size[c] == n and c in boundary for c in component)
-    return min(roundness(n), ROUND), own, roundness(n), n
+    Args:
+      own: an argument of the step has this length, which decides among round ones.
+    """
+    devices = roundness.devices(n)
+    return min(devices, roundness.enough), own, devices, roundness.degree(n), n
 
 
 def _offsets(

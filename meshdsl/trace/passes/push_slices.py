@@ -21,8 +21,8 @@ from jax import lax
 
 from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.rewrite import Table, fresh_ids, look_up, substitute, with_ops
+from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
 from meshdsl.rules.dim_groups import ELEMENTWISE, dim_groups, padded_params
-from meshdsl.trace.passes.alignment import ROUND, roundness
 from meshdsl.trace.passes.static_windows import slice_starts
 from meshdsl.trace.read_jaxpr import written
 
@@ -33,16 +33,16 @@ MUCH_ROUNDER = 16  # times as many devices split the slice as the whole dim: the
 Range = tuple[int, int, int]  # a dim, and the first and one past the last of its elements
 
 
-def push_slices(graph: Graph) -> Graph:
+def push_slices(graph: Graph, roundness: Roundness = POWERS_OF_TWO) -> Graph:
     """Returns the graph with slices of dims that are longer than their grid pushed to what they are computed from."""
-    return _pushed(graph, fresh_ids(graph))
+    return _pushed(graph, fresh_ids(graph), roundness)
 
 
-def _pushed(graph: Graph, ids: Iterator[int]) -> Graph:
-    pusher = _Pusher(ids)
+def _pushed(graph: Graph, ids: Iterator[int], roundness: Roundness) -> Graph:
+    pusher = _Pusher(ids, roundness)
     for op in graph.ops:
         if op.bodies:
-            op = replace(op, bodies=tuple(_pushed(body, ids) for body in op.bodies))
+            op = replace(op, bodies=tuple(_pushed(body, ids, roundness) for body in op.bodies))
         pusher.add(op)
     return with_ops(graph, pusher.ops)
 
@@ -50,8 +50,8 @@ def _pushed(graph: Graph, ids: Iterator[int]) -> Graph:
 class _Pusher:
     """Copies one graph operation by operation: ``parts`` are the slices already there, by value and range."""
 
-    def __init__(self, ids: Iterator[int]) -> None:
-        self.ids, self.ops = ids, list[Op]()
+    def __init__(self, ids: Iterator[int], roundness: Roundness) -> None:
+        self.ids, self.roundness, self.ops = ids, roundness, list[Op]()
         self.makers: dict[int, Op] = {}
         self.table: Table = {}
         self.parts: dict[tuple[int, Range], Atom | None] = {}
@@ -61,14 +61,14 @@ class _Pusher:
     def add(self, op: Op) -> None:
         """Appends an operation, or what it shows in place of a slice or split."""
         op = substitute(op, self.table)
-        if (apart := _one_dim_at_a_time(op)) is not None:
+        if (apart := _one_dim_at_a_time(op, self.roundness)) is not None:
             made, result = written(apart, op.inputs[:1], self.ids, op)
             for each in made:
                 self.add(each)
             self.table[op.outputs[0].id] = look_up(result, self.table)
             return
         wanted = _cuts(op)
-        longer = any(_is_longer(op.inputs[0].shape[d], stop - start) for d, start, stop in wanted)
+        longer = any(_has_ghosts(op.inputs[0].shape[d], stop - start, self.roundness) for d, start, stop in wanted)
         shown = [self._shown(op.inputs[0], each, op) for each in wanted if longer]
         if shown and None not in shown:
             self.table.update({v.id: x for v, x in zip(op.outputs, shown, strict=True) if x is not None})
@@ -120,7 +120,8 @@ class _Pusher:
 
     def _is_longer(self, n: int) -> bool:
         """Whether the slice has to be pushed further, through a dim of ``n`` elements."""
-        return n > self.grid if roundness(self.grid) >= ROUND else roundness(n) < ROUND
+        is_round = self.roundness.is_round
+        return n > self.grid if is_round(self.grid) else not is_round(n)
 
     def _of_alike(self, op: Op, wanted: Range) -> Atom | None:
         """An operation that treats the elements alike, on parts of its operands."""
@@ -147,7 +148,7 @@ class _Pusher:
         if first == last:
             shape = (*v.shape[:d], stop - start, *v.shape[d + 1 :])
             return self._write(lambda z: lax.broadcast(z, shape), (fill,), op)
-        if self._is_longer(n) or roundness(self.grid) < ROUND:
+        if self._is_longer(n) or not self.roundness.is_round(self.grid):
             low, n = low + first, last - first
             held = self.part(x, (d, first, last), op)
         else:
@@ -198,14 +199,15 @@ class _Pusher:
         return result
 
 
-def _one_dim_at_a_time(op: Op) -> Callable[[jax.Array], jax.Array] | None:
+def _one_dim_at_a_time(op: Op, roundness: Roundness) -> Callable[[jax.Array], jax.Array] | None:
     """A slice that cuts a longer dim and others, as one slice per dim."""
     starts = _starts(op)
     if starts is None:
         return None
     ends = [(start, start + m) for start, m in zip(starts, op.outputs[0].shape, strict=True)]
     cut = [d for d, (end, n) in enumerate(zip(ends, op.inputs[0].shape, strict=True)) if end != (0, n)]
-    if len(cut) < 2 or not any(_is_longer(op.inputs[0].shape[d], op.outputs[0].shape[d]) for d in cut):
+    lengths = [(op.inputs[0].shape[d], op.outputs[0].shape[d]) for d in cut]
+    if len(cut) < 2 or not any(_has_ghosts(n, m, roundness) for n, m in lengths):
         return None
     return lambda x: reduce(lambda y, d: lax.slice_in_dim(y, *ends[d], axis=d), cut, x)
 
@@ -236,23 +238,15 @@ def _cuts(op: Op) -> list[Range]:
     return [(dims[0], starts[dims[0]], starts[dims[0]] + shown[dims[0]])]
 
 
-def _is_longer(n: int, m: int) -> bool:
+def _has_ghosts(n: int, m: int, roundness: Roundness) -> bool:
     """Whether a dim of ``n`` elements, of which a slice shows ``m``, is a little longer than a grid.
 
     A much rounder slice is one. Else there is one below ``n`` if no length a little above it is as round.
     """
     few = max(1, n // LONGER)
-    if n - few <= m < n and roundness(m) >= MUCH_ROUNDER * roundness(n):
+    if n - few <= m < n and roundness.degree(m) >= MUCH_ROUNDER * roundness.degree(n):
         return True
-    if n <= LONGER or roundness(n) >= ROUND or few < m < n - few:
+    if n <= LONGER or roundness.is_round(n) or few < m < n - few:
         return False
-    below, above = _roundest(n - few, n - 1), _roundest(n + 1, n + few)
-    return below >= ROUND and below > above
-
-
-def _roundest(first: int, last: int) -> int:
-    """The largest power of two that divides a number from ``first`` to ``last``, both positive."""
-    power = 1 << (last.bit_length() - 1)
-    while last - last % power < first:
-        power //= 2
-    return power
+    below, above = roundness.highest_degree(n - few, n - 1), roundness.highest_degree(n + 1, n + few)
+    return below >= roundness.enough and below > above

@@ -9,7 +9,7 @@ from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.trace import trace
 from meshdsl.trace.annotate import annotate
-from meshdsl.trace.passes import PASSES
+from meshdsl.trace.passes import passes
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from tests.trace.interpreter import run
 from tests.trace.steps import STEPS, key
@@ -37,7 +37,7 @@ def test_after_each_pass(name):
     step, args = STEPS[name]
     closed, shape = jax.make_jaxpr(step, return_shape=True)(*args)
     graph, want = read_jaxpr(closed), reference(step, args)
-    for run_pass in (lambda g: g, *PASSES, annotate):
+    for run_pass in (lambda g: g, *passes(), annotate):
         graph = run_pass(graph)
         check_graph(graph)
         equal(run(TracedProgram(graph, (), (), out_tree=jax.tree.structure(shape)), *args), want)
