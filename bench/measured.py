@@ -33,7 +33,7 @@ from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import load_topology, save_topology
 from meshdsl.models import gpt, mixture
-from meshdsl.util.text import seconds_text
+from meshdsl.util.text import percent_text, seconds_text
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs" / "evidence" / "measured.md", ROOT / "docs" / "evidence" / "measured.svg"
@@ -186,7 +186,7 @@ def _table(found: Sequence[Facts]) -> str:
     for fact in found:
         measured, fastest, predicted, sent, simulated = (seconds_text(fact[name]) for name in names)
         off = f"{fact['predicted'] / fact['measured'] - 1:+.0%}"
-        rows.append((fact["name"], measured, fastest, predicted, off, sent, simulated, f"{fact['gap']:.1%}"))
+        rows.append((fact["name"], measured, fastest, predicted, off, sent, simulated, percent_text(fact["gap"])))
     return table(header, rows)
 
 

@@ -18,7 +18,7 @@ from meshdsl.api import parallelize
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.schedules.spec import Pipeline
-from meshdsl.util.text import bytes_text, seconds_text
+from meshdsl.util.text import bytes_text, percent_text, seconds_text
 
 TOPOLOGY, STRATEGY, THREE = "dgx-h100", "fsdp+tensor", "pod=8,data=16,model=8"
 
@@ -77,7 +77,7 @@ def measure(name: str) -> tuple[object, ...]:
     plan = stages.planned.plan
     times.append(time.perf_counter())
     seconds = (f"{b - a:.1f}" for a, b in pairwise(times))
-    figures = seconds_text(plan.seconds), f"{plan.gap:.2%}", bytes_text(plan.memory), bytes_text(plan.bytes)
+    figures = seconds_text(plan.seconds), percent_text(plan.gap), bytes_text(plan.memory), bytes_text(plan.bytes)
     return case.model, mesh, sum(plan.operations.values()), *seconds, *figures
 
 

@@ -22,6 +22,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Split
 from meshdsl.plan.plan import Plan
+from meshdsl.util.text import percent_text
 
 
 class Case(NamedTuple):
@@ -74,7 +75,7 @@ def measure(case: str) -> tuple[object, ...]:
     path, layout = _another_pin(first)
     second, replanning = _plan(sharded.with_pins({path: layout}), program.args)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    figures = f"{seconds:.2f}", f"{first.gap:.2%}", f"{replanning:.2f}", f"{second.gap:.2%}", f"{peak:.2f} GB"
+    figures = f"{seconds:.2f}", percent_text(first.gap), f"{replanning:.2f}", percent_text(second.gap), f"{peak:.2f} GB"
     return case, mesh, sum(first.operations.values()), *figures
 
 

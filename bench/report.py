@@ -58,11 +58,6 @@ def summarised(page: str, *lines: str) -> str:
     return f"{title}\n\n> {summary}\n\n{text}"
 
 
-def percent(gap: float) -> str:
-    """Formats a gap; tiny gaps do not print as 0."""
-    return "0" if gap == 0 else f"{gap:.4%}" if gap >= 1e-6 else "below 0.0001%"
-
-
 def page_section(page: str, title: str) -> list[str]:
     """Returns the lines of a section of a page, from its title to the next heading; empty if there is none."""
     first = title.strip().splitlines()[0]

@@ -18,6 +18,7 @@ from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.collectives import compiled_collectives
 from meshdsl.lowering.shardings import device_mesh
+from meshdsl.util.text import percent_text
 
 OURS, XLA = "meshdsl", "XLA partitioner, our layouts"
 
@@ -32,7 +33,7 @@ def main() -> None:
     mesh = Mesh(topology=calibrate(shape), **dict(shape))
     sharded = parallelize(program.step, mesh, program.layouts, donate_argnums=(0, 1))
     plan = sharded.plan(*program.args)
-    print(f"predicted {plan.seconds:.3f} s per step, gap {plan.gap:.1%}, {plan.bytes / 1e6:.1f} MB\n")
+    print(f"predicted {plan.seconds:.3f} s per step, gap {percent_text(plan.gap)}, {plan.bytes / 1e6:.1f} MB\n")
 
     devices = device_mesh(mesh)
     peers = {XLA: partitioned(program, devices, plan)}

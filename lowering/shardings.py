@@ -26,22 +26,31 @@ def device_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
     Raises:
       DeviceError: there are fewer.
     """
+    found, types = devices_for(mesh, devices), (AxisType.Auto,) * len(mesh.names)
+    if devices is None:  # jax orders them by the links of the machine
+        return jax.make_mesh(mesh.sizes, mesh.names, axis_types=types, devices=found)
+    return jax.sharding.Mesh(np.array(found).reshape(mesh.sizes), mesh.names, axis_types=types)
+
+
+def devices_for(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> list[jax.Device]:
+    """Returns the first ``mesh.size`` of ``devices`` (default: all of ``jax.devices()``).
+
+    Raises:
+      DeviceError: there are fewer.
+    """
     found = list(jax.devices() if devices is None else devices)
     if len(found) < mesh.size:
         kind = f" ({found[0].platform})" if found else ""
         there = f"there are {len(found)}{kind}" if devices is None else f"devices= has {len(found)}{kind}"
         raise DeviceError(f"mesh {mesh} needs {mesh.size} devices, and {there}\n{_remedy(mesh, devices)}")
-    types = (AxisType.Auto,) * len(mesh.names)
-    if devices is None:  # jax orders them by the links of the machine
-        return jax.make_mesh(mesh.sizes, mesh.names, axis_types=types, devices=found[: mesh.size])
-    return jax.sharding.Mesh(np.array(found[: mesh.size]).reshape(mesh.sizes), mesh.names, axis_types=types)
+    return found[: mesh.size]
 
 
 def _remedy(mesh: Mesh, devices: Sequence[jax.Device] | None) -> str:
     if devices is not None:
         return "give more of jax.devices(), or a smaller mesh"
     setting = f"jax.config.update('jax_num_cpu_devices', {mesh.size})"
-    return f"To try it on one CPU, set this before anything runs: {setting}"
+    return f"To try it on one CPU: JAX_NUM_CPU_DEVICES={mesh.size}, or before anything runs {setting}"
 
 
 def named_sharding(layout: Layout, rank: int, mesh: jax.sharding.Mesh) -> NamedSharding:

@@ -169,7 +169,7 @@ class DeviceError(MeshDSLError):
       ... except md.DeviceError as error:
       ...     print(error)
       mesh data=99 needs 99 devices, and there are 8 (cpu)
-      To try it on one CPU, set this before anything runs: jax.config.update('jax_num_cpu_devices', 99)
+      To try it on one CPU: JAX_NUM_CPU_DEVICES=99, or before anything runs jax.config.update('jax_num_cpu_devices', 99)
     """
 
 

@@ -41,6 +41,9 @@ def test_figures():
     assert plan.bytes == 384 + 6
     assert (plan.seconds, plan.lower_bound, plan.memory) == (2e-3, 1.9e-3, 1234)
     assert plan.gap == pytest.approx(0.05)
+    near = replace(plan, solution=replace(plan.solution, lower_bound=plan.seconds * (1 - 4e-4)))
+    proved = replace(plan, solution=replace(plan.solution, lower_bound=plan.seconds * (1 - 2e-9)))
+    assert "gap 0.04%)" in str(near) and "gap 0%)" in str(proved)
     assert plan.mesh == MESH
     assert plan.topology.name == "test"
 
@@ -194,7 +197,7 @@ def test_diff_knows_no_lines_and_says_what_got_worse():
     assert moved[0].reason != plan.collectives[0].reason
     assert not plan.diff(replace(plan, collectives=tuple(moved)))
     slower = plan.diff(replace(plan, solution=replace(plan.solution, seconds=3e-3, peak=plan.memory // 2)))
-    assert str(slower).startswith("worse: predicted step time +50.0%; better: peak memory per device -50.0%\n")
+    assert str(slower).startswith("worse: predicted step time +50%; better: peak memory per device -50%\n")
     assert slower.changes == {"seconds": 0.5, "memory": -0.5}
 
 

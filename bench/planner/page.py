@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.planner.pictures import draw_gaps, draw_times
 from bench.planner.texts import AGAIN, AXES, CHECK, EQUATIONS, GAPS, INTRO, OVERLAP, PEERS, SHORT, SIZES, STEPS
-from bench.report import page_section, percent, summarised, table
-from meshdsl.util.text import bytes_text, seconds_text
+from bench.report import page_section, summarised, table
+from meshdsl.util.text import bytes_text, percent_text, seconds_text
 
 DOCS, PAGE = Path(__file__).parent.parent.parent / "docs" / "evidence", "planner.md"
 Rows = Sequence[Mapping[str, Any]]
@@ -42,12 +42,12 @@ def write(found: Found, versions: str, folder: Path = DOCS) -> None:
 def _gaps(rows: Rows) -> Iterator[str]:
     header = ("model", "mesh", "equations", "predicted step", "gap", "seconds")
     yield table(header, [(r["name"], r["mesh"], *_facts(r)) for r in rows])
-    proved, largest = sum(r["gap"] == 0 for r in rows), percent(max(r["gap"] for r in rows))
+    proved, largest = sum(r["gap"] == 0 for r in rows), percent_text(max(r["gap"] for r in rows))
     yield f"\nProved optimal: {proved} of {len(rows)}; the largest gap is {largest}."
 
 
 def _facts(row: Mapping[str, Any]) -> tuple[object, ...]:
-    return row["equations"], seconds_text(row["cost"]), percent(row["gap"]), f"{row['seconds']:.1f}"
+    return row["equations"], seconds_text(row["cost"]), percent_text(row["gap"]), f"{row['seconds']:.1f}"
 
 
 def _check(rows: Rows) -> Iterator[str]:

@@ -7,9 +7,9 @@ from typing import Any
 from bench.programs.adapter import Adapter
 from bench.programs.measure import LARGE, MESHES, TOPOLOGY
 from bench.programs.steps import FREE, STEPS
-from bench.report import percent, summarised, table
+from bench.report import summarised, table
 from bench.zoo.page import quotient
-from meshdsl.util.text import seconds_text
+from meshdsl.util.text import percent_text, seconds_text
 
 Facts = Mapping[str, Any]
 # free, and between XLA's layouts
@@ -135,7 +135,7 @@ def _sent(facts: Facts) -> tuple[str, ...]:
     ours = [f"{facts[SENT[kind]] / 1e6:.1f} ({_times(ratio)})" for kind, ratio in ratios(facts).items()]
     theirs = f"{facts['XLA bytes'] / 1e6:.1f}" if "XLA bytes" in facts else ""
     predicted = [seconds_text(facts[name]) for name in SECONDS.values() if name in facts]
-    planned = f"{facts['operations']}", f"{facts['plan seconds']:.0f}", percent(facts["gap"])
+    planned = f"{facts['operations']}", f"{facts['plan seconds']:.0f}", percent_text(facts["gap"])
     alone = seconds_text(facts[ALONE]) if ALONE in facts else ""
     return *planned, theirs, *ours, *[""] * (2 - len(ours)), ", ".join(predicted), alone
 

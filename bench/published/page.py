@@ -10,6 +10,7 @@ from bench.published.plot import scatter
 from bench.published.score import Scored, error, errors, kendall
 from bench.report import summarised, table, versions
 from meshdsl.layouts.topology import topology
+from meshdsl.util.text import percent_text
 
 DOCS = Path(__file__).parents[2] / "docs" / "evidence"
 PAGE, PLOT, TEXT = DOCS / "predictions.md", DOCS / "predictions.svg", Path(__file__).parent / "introduction.md"
@@ -102,7 +103,7 @@ def _row(row: Scored) -> list[object]:
         f"{error(row):+.1%}",
         f"{found.planned:.3f} s",
         f"{found.sent:.3f} s",
-        f"{found.gap:.1%}",
+        percent_text(found.gap),
     ]
 
 

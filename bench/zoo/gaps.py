@@ -14,12 +14,12 @@ from typing import Any
 
 import jax
 
-from bench.planner.cases import MESHES, without_rounding
+from bench.planner.cases import MESHES
 from bench.planner.cases import TOPOLOGY as NODE
-from bench.report import page_section, percent, table, versions
+from bench.report import page_section, table, versions
 from bench.zoo.measure import CASES, build_case, on_mesh
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.util.text import seconds_text
+from meshdsl.util.text import percent_text, seconds_text
 
 Row = Mapping[str, Any]
 CACHE, PAGE = Path(".cache/zoo-gaps"), Path("docs/evidence/zoo.md")
@@ -60,7 +60,7 @@ def gaps(name: str) -> Iterator[Row]:
             start = time.process_time()
             plan = on_mesh(program, Mesh.parse(axes, topology)).plan(*program.args)
             took = time.process_time() - start
-            facts = {"cost": plan.seconds, "gap": without_rounding(plan.gap), "seconds": took}
+            facts = {"cost": plan.seconds, "gap": plan.gap, "seconds": took}
             yield {"name": name, "topology": topology, "mesh": axes, **facts}
 
 
@@ -74,13 +74,13 @@ def replace_section(page: str, section: str) -> str:
 def _section(rows: Sequence[Row]) -> str:
     header = ("case", "topology", "mesh", "predicted step", "gap", "seconds")
     proved, largest = sum(row["gap"] == 0 for row in rows), max(row["gap"] for row in rows)
-    summary = f"Proved optimal: {proved} of {len(rows)}; the largest gap is {percent(largest)}."
+    summary = f"Proved optimal: {proved} of {len(rows)}; the largest gap is {percent_text(largest)}."
     machine = f"2 x86-64 cores, busy with other programs; {versions()}"
     return "\n".join([TITLE, table(header, [_row(row) for row in rows]), "", summary, "", machine])
 
 
 def _row(row: Row) -> tuple[str, ...]:
-    facts = seconds_text(row["cost"]), percent(row["gap"]), f"{row['seconds']:.1f}"
+    facts = seconds_text(row["cost"]), percent_text(row["gap"]), f"{row['seconds']:.1f}"
     return row["name"], row["topology"], row["mesh"], *facts
 
 

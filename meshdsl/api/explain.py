@@ -18,7 +18,7 @@ from meshdsl.layouts.reshard import layout_graph
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.text import layout_text
 from meshdsl.plan.types import Array
-from meshdsl.util.text import bytes_text, seconds_text, table
+from meshdsl.util.text import bytes_text, change_text, seconds_text, table
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Explanation:
         if each.plan is None:
             return named, "exceeds the memory limit", "", "", ""
         more = each.plan.seconds - self.plan.seconds
-        against = "the same" if abs(more) <= 1e-9 * self.plan.seconds else f"{more / self.plan.seconds:+.2%}"
+        against = "the same" if abs(more) <= 1e-9 * self.plan.seconds else change_text(more / self.plan.seconds)
         seconds, sent = seconds_text(each.plan.seconds), bytes_text(each.plan.bytes)
         return named, seconds, against, sent, bytes_text(each.plan.memory)
 

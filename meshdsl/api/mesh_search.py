@@ -31,7 +31,7 @@ from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.roundness import Roundness, prime_factors
 from meshdsl.layouts.topology import Topology, preset_names
-from meshdsl.pins import LayoutTable, fit_constraints
+from meshdsl.pins import AS_GIVEN, LayoutTable, fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.planner.bounds.trivial import least_memory
@@ -39,7 +39,7 @@ from meshdsl.schedules.spec import CHUNKED, RECOMPUTE, SCHEDULES, Pipeline
 from meshdsl.shardings import Stated, topology_at_hand
 from meshdsl.trace import trace
 from meshdsl.util.html import tables_html
-from meshdsl.util.text import bytes_text, seconds_text, table
+from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
 
 log = logging.getLogger("meshdsl")
 
@@ -182,7 +182,7 @@ class ConfigurationSearch:
     @property
     def axes(self) -> list[str]:
         """Axes to try by default: those in pins and rules, ``data`` and ``model``, ``pipe`` if layers are stacked."""
-        pinned = (LayoutTable() | (self.program.layouts or {})).axes
+        pinned = LayoutTable.of(self.program.layouts).axes
         ruled = [axis for table in self._rules.tables.values() for axes in table.values() for axis in axes]
         named = [axis for axis in dict.fromkeys((*pinned, *ruled)) if axis != AXIS]
         more = [axis for axis in reversed(DEFAULT_AXES) if axis not in named][: max(2 - len(named), 0)]
@@ -349,7 +349,7 @@ def search_tables(candidates: Sequence[Candidate]) -> Iterator[list[tuple[str, .
         else:
             plan, bubble = each.plan, "" if each.bubble is None else f"{each.bubble:.1%}"
             sizes = bytes_text(plan.bytes), bytes_text(plan.memory)
-            costs = seconds_text(plan.seconds), f"{plan.gap:.1%}", bubble, *sizes
+            costs = seconds_text(plan.seconds), percent_text(plan.gap), bubble, *sizes
             planned.append((str(each.mesh), count, each.config.schedule, *costs))
     if planned:
         yield [("mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory"), *planned]
@@ -415,6 +415,9 @@ def search(
     """
     _check_arguments(devices, topology, axes, microbatches, schedules, chunks, recompute, memory, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)
+    if LayoutTable.of(program.layouts).as_given:
+        row = f"layouts: {AS_GIVEN!r} pins arguments to the one mesh that they lie on; give layouts by globs instead"
+        raise ArgumentError(faults("invalid arguments of search:", [row]))
     if topology is None:  # one for all meshes: figures that were measured for some of them alone do not compare
         at_hand = topology_at_hand()
         topology = at_hand.topology

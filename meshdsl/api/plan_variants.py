@@ -38,7 +38,7 @@ from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
-from meshdsl.util.text import seconds_text
+from meshdsl.util.text import percent_text, seconds_text
 
 SHOWN = 2  # dims that a note names before "and 3 more"
 Sizes = Mapping[int, int]  # lengths that are padded -> the lengths they are padded to
@@ -151,7 +151,7 @@ def plan_best_variant(
     if not clock.has_stopped:
         return planned
     stopped = f"planning stopped at the time limit of {seconds_text(clock.seconds or 0.0)}: best plan so far"
-    note = f"{stopped}, within {planned.plan.gap:.1%} of the optimum"
+    note = f"{stopped}, within {percent_text(planned.plan.gap)} of the optimum"
     return replace(planned, plan=replace(planned.plan, notes=(*planned.plan.notes, note)))
 
 

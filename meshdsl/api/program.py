@@ -18,7 +18,7 @@ from meshdsl.ir.loops import split_operands
 from meshdsl.ir.rewrite import origin, values
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pins import LayoutTable, replaced_inputs
+from meshdsl.pins import AS_GIVEN, LayoutTable, replaced_inputs
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.shardings import Stated
@@ -36,7 +36,8 @@ class Program:
       step: the function that is planned.
       args: its positional arguments, pytrees of arrays or of ``jax.ShapeDtypeStruct``; the last one is the batch, the
         others are the state that the step replaces.
-      layouts: pins by globs over the arguments' paths.
+      layouts: pins by globs over the arguments' paths, a strategy such as ``md.fsdp()``, or ``"as-given"``: each of
+        ``args`` that has a ``sharding`` is pinned as it lies.
       rules: mesh axes by named dims, a text or ``md.Rules``.
       pipeline: how the step takes its batch in microbatches.
       init: makes the state, for training.
@@ -60,7 +61,7 @@ class Program:
 
     step: Callable[..., Any]
     args: tuple[Any, ...]
-    layouts: Mapping[str, Stated] | None = None
+    layouts: Mapping[str, Stated] | str | None = None
     rules: Rules | str | None = None
     pipeline: Pipeline | None = None
     init: Callable[..., Any] | None = None
@@ -82,8 +83,9 @@ class Program:
         ]
         if not isinstance(self.args, tuple):
             rows.append(f"args: {is_a(self.args)}, not the tuple of the step's arguments")
-        if self.layouts is not None and not isinstance(self.layouts, Mapping):  # strategies are one too
-            rows.append(f"layouts: {is_a(self.layouts)}, not a dict of layouts by globs")
+        as_given = isinstance(self.layouts, str) and self.layouts == AS_GIVEN
+        if self.layouts is not None and not as_given and not isinstance(self.layouts, Mapping):  # as strategies are
+            rows.append(f"layouts: {is_a(self.layouts)}, neither a dict of layouts by globs nor {AS_GIVEN!r}")
         if self.rules is not None and not isinstance(self.rules, Rules | str):
             rows.append(f"rules: {is_a(self.rules)}, not layout rules, such as 'batch:data hidden:model'")
         if self.pipeline is not None and not isinstance(self.pipeline, Pipeline):
@@ -102,7 +104,7 @@ class Program:
 
 def with_layouts(program: Program, layouts: Mapping[str, Stated]) -> Program:
     """Return the program with more layouts by globs; they come last, and so win, and replace those of equal globs."""
-    own = LayoutTable() | (program.layouts or {})
+    own = LayoutTable.of(program.layouts)
     others = {glob: layout for glob, layout in own.globs.items() if glob not in layouts}
     return replace(program, layouts=replace(own, globs=others) | layouts)
 
@@ -121,7 +123,7 @@ def pipe_layouts(program: Program, rules: Rules, traced: Callable[[], TracedProg
       rules: the rules that the program is planned under.
       traced: traces the program; called only if the answer depends on it.
     """
-    own = LayoutTable() | (program.layouts or {})
+    own = LayoutTable.of(program.layouts)
     ruled = any(AXIS in axes for table in rules.tables.values() for axes in table.values())
     if ruled or AXIS in own.axes:
         return own

@@ -42,7 +42,7 @@ from meshdsl.layouts.roundness import Roundness
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
-from meshdsl.pins import GivenLayouts, UserPins, fit_constraints, overridden_pins
+from meshdsl.pins import GivenLayouts, ResolvedTable, UserPins, fit_constraints, overridden_pins
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.types import Array
@@ -125,15 +125,16 @@ class CallStages:
     settings: JaxSettings = field(default_factory=JaxSettings.current)
 
     @cached_property
-    def _stated(self) -> tuple[dict[str, Layout | str], list[str]]:
-        """Layouts by globs, strategies resolved to pins of single arrays, and notes on what they left alone."""
+    def _stated(self) -> ResolvedTable:
+        """What ``layouts=`` states for this step."""
         return self.options.layouts.resolved(self.traced, self.options.mesh)
 
     @cached_property
     def user_pins(self) -> UserPins:
         """What the user fixed, for every rewrite of the program to resolve."""
-        o, (layouts, _) = self.options, self._stated
-        return UserPins(layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced, o), o.uneven)
+        o, stated = self.options, self._stated
+        donated = donated_leaves(self.step, self.traced, o)
+        return UserPins(stated.layouts, o.outputs, o.rules, donated, o.uneven, stated.by)
 
     @stage
     def checked(self) -> TracedProgram:
@@ -143,7 +144,7 @@ class CallStages:
         """
         program = check_rules(fit_constraints(self.traced, self.options.mesh))
         unused = self.user_pins.unused_rules(program)
-        notes = [*program.notes, *self.options.notes, *unused, *self._stated[1]]
+        notes = [*program.notes, *self.options.notes, *unused, *self._stated.notes]
         notes += overridden_pins(self.options.layouts.on(self.options.mesh), program)
         return replace(program, notes=notes, warnings=[*program.warnings, *unused])
 

@@ -55,6 +55,8 @@ def train(
     another mesh. Under SLURM, OpenMPI or Kubernetes start one command per process: they find each other. With --json
     everything but the outcome is printed to standard error.
     """
+    from meshdsl.lowering.shardings import devices_for
+
     try:
         from meshdsl.training import multihost as group
         from meshdsl.training.run import Session, check_folder
@@ -70,6 +72,7 @@ def train(
     group.join(over)
     with output_to_stderr() if as_json else nullcontext():
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
+        devices_for(over)  # refuses too few before a plan takes its time
         session = Session(loaded, over, folder, rules, memory)
         outcome = session.train(steps, save_every, evaluate_every)
     if as_json and session.is_first:

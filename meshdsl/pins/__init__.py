@@ -17,12 +17,13 @@ from ``constrain`` operations inside the step. The planner treats them as constr
 from meshdsl.pins.constraints import fit_constraints
 from meshdsl.pins.given import AS_GIVEN, GivenLayouts, place_of
 from meshdsl.pins.read import UserPins, make_pins, overridden_pins, replaced_inputs
-from meshdsl.pins.strategies import LayoutTable
+from meshdsl.pins.strategies import LayoutTable, ResolvedTable
 
 __all__ = [
     "AS_GIVEN",
     "GivenLayouts",
     "LayoutTable",
+    "ResolvedTable",
     "UserPins",
     "fit_constraints",
     "make_pins",

@@ -58,6 +58,7 @@ class UserPins:
       donated: indices of flat inputs whose buffers the step may reuse.
       uneven: what becomes of a pin that does not divide: an "error", or it is replicated over the axes concerned;
         under "pad" the program has it as a constraint too (``meshdsl.padding.uneven_pins``).
+      by: words that follow a glob in errors, ``" by md.fsdp()"``, by the glob.
     """
 
     layouts: Table = field(default_factory=dict)
@@ -65,6 +66,7 @@ class UserPins:
     rules: Rules = field(default_factory=Rules)
     donated: tuple[int, ...] = ()
     uneven: str = "error"
+    by: Mapping[str, str] = field(default_factory=dict)
 
     def unused_rules(self, program: TracedProgram) -> list[str]:
         """Return a line that lists the dims with a rule that no array of ``program`` has; none if there are none."""
@@ -73,7 +75,7 @@ class UserPins:
     def resolve(self, program: TracedProgram, mesh: Mesh) -> Pins:
         """Return the pins of every input and output of ``program``; PinError lists all faults at once."""
         loose = self.uneven != "error"
-        return make_pins(program, mesh, self.layouts, self.outputs, self.donated, self.rules, loose)
+        return make_pins(program, mesh, self.layouts, self.outputs, self.donated, self.rules, loose, self.by)
 
     def loosened(self, program: TracedProgram, mesh: Mesh) -> tuple[dict[int, Layout], dict[int, Layout]]:
         """Returns the pins, as stated, of inputs and of outputs that do not divide, by their index."""
@@ -89,6 +91,7 @@ def make_pins(
     donated: Iterable[int] = (),
     rules: Rules | None = None,
     loose: bool = False,
+    by: Mapping[str, str] | None = None,
 ) -> Pins:
     """Returns the pins of every input and output.
 
@@ -98,12 +101,13 @@ def make_pins(
       donated: indices of inputs whose memory the step may reuse.
       rules: mesh axes by named dims; where a glob names the same axis, the glob wins.
       loose: pins that split a dim unevenly are replicated over the axes concerned.
+      by: words that follow a glob in errors, by the glob.
 
     Raises:
       PinError: lists all faults at once.
     """
     check_shard_map_meshes(program, mesh)
-    given, wanted, rows = _sides(program, mesh, layouts or {}, outputs or {}, rules or Rules(), loose)
+    given, wanted, rows = _sides(program, mesh, layouts or {}, outputs or {}, rules or Rules(), loose, by)
     for op in ops_named(program.graph, "constrain"):
         rows += _constrain_faults(op, mesh)
     if rows:
@@ -139,12 +143,18 @@ def _stated_on(text: Layout | str, leaf: Leaf) -> tuple[tuple[str, Placement], .
 
 
 def _sides(
-    program: TracedProgram, mesh: Mesh, layouts: Table, outputs: Table, rules: Rules, loose: bool
+    program: TracedProgram,
+    mesh: Mesh,
+    layouts: Table,
+    outputs: Table,
+    rules: Rules,
+    loose: bool,
+    by: Mapping[str, str] | None = None,
 ) -> "tuple[_Side, _Side, list[str]]":
     """Returns the pins of the inputs, those of the results, and their faults."""
     ruled = RulePins(program, mesh, rules, replaced_inputs(program), loose)
     rows, results = list(ruled.faults), program.outputs[: program.held.results]
-    given = _Side("layouts", "input", program.inputs, mesh, rows, program.pipeline, loose)
+    given = _Side("layouts", "input", program.inputs, mesh, rows, program.pipeline, loose, by or {})
     wanted = _Side("outputs", "output", results, mesh, rows, program.pipeline, loose)
     given.read(layouts, ruled.inputs)
     wanted.read(outputs, ruled.outputs[: len(results)])
@@ -157,6 +167,7 @@ class _Side:
     Args:
       staged: the pipeline, if any; layers need not divide over its stages.
       loose: uneven splits are no faults.
+      by: words that follow a glob in errors, by the glob.
 
     Attributes:
       pins: one per leaf, without axes of size 1, on which all placements are equal.
@@ -172,9 +183,10 @@ class _Side:
         rows: list[str],
         staged: Pipelined | None,
         loose: bool,
+        by: Mapping[str, str] | None = None,
     ) -> None:
         self.table, self.noun, self.leaves, self.mesh, self.rows = table, noun, leaves, mesh, rows
-        self.staged, self.loose = staged, loose
+        self.staged, self.loose, self.by = staged, loose, by or {}
         self.pins: tuple[Layout, ...] = ()
         self.uneven: dict[int, Layout] = {}
         self._contradictory: dict[str, list[str]] = {}  # faults by the text of a contradictory set of pins
@@ -225,7 +237,8 @@ class _Side:
 
     def _merged(self, leaf: Leaf, stated: Mapping[str, Layout], rule: Layout) -> Layout:
         named = entries(rule, leaf.dims)
-        named += [(repr(g), pin.numbered(leaf.dims)) for g, pin in stated.items() if is_named(g, leaf)]
+        globs = [glob for glob in stated if is_named(glob, leaf)]
+        named += [(f"{glob!r}{self.by.get(glob, '')}", stated[glob].numbered(leaf.dims)) for glob in globs]
         if not named:
             return _FREE
         if not any(self._leaf_faults("", leaf, pin) for _, pin in named):
@@ -251,7 +264,7 @@ class _Side:
         return leaf_faults(name, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.staged), self.loose)
 
     def _label(self, glob: str) -> str:
-        return f"{self.table}[{glob!r}]"
+        return f"{self.table}[{glob!r}]{self.by.get(glob, '')}"
 
 
 def is_named(glob: str, leaf: Leaf) -> bool:

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from jax import dtypes
 
@@ -62,6 +62,7 @@ class Strategy(ABC):
     """
 
     axis: Axes = ()
+    name: ClassVar[str]  # of the function in ``md``
 
     @abstractmethod
     def pins(self, arrays: "Arrays", before: Mapping[int, Layout]) -> dict[int, Layout]:
@@ -90,6 +91,13 @@ class LayoutTable(Mapping[str, Stated]):
     strategies: tuple[Strategy, ...] = ()
     as_given: bool = False
     given: Mapping[str, Layout] = field(default_factory=dict)
+
+    @staticmethod
+    def of(stated: Mapping[str, Stated] | str | None) -> "LayoutTable":
+        """Returns what ``layouts=`` states as a table: a dict, a table, the text ``"as-given"``, or nothing."""
+        if isinstance(stated, str):
+            return LayoutTable(as_given=True)
+        return stated if isinstance(stated, LayoutTable) else LayoutTable(stated or {})
 
     def __or__(self, other: object) -> "LayoutTable":
         """Returns both; globs of ``other`` win over equal ones of this table."""
@@ -127,24 +135,42 @@ class LayoutTable(Mapping[str, Stated]):
         """Returns the layouts by globs, JAX's shardings as pins on the axes of ``mesh``."""
         return {glob: pin_of(stated, mesh.names) for glob, stated in self.globs.items()}
 
-    def resolved(self, program: TracedProgram, mesh: Mesh) -> tuple[dict[str, Layout | str], list[str]]:
-        """Returns layouts by globs in which strategies are pins of single arrays, and notes on what they left alone.
+    def resolved(self, program: TracedProgram, mesh: Mesh) -> "ResolvedTable":
+        """Returns the table with strategies as pins of single arrays.
 
         Raises:
           PinError: a strategy does not fit the mesh or the step; all faults are listed.
         """
         if not self.strategies:
-            return _overlaid(self.given, self.on(mesh)), []
+            return ResolvedTable(_overlaid(self.given, self.on(mesh)))
         arrays = Arrays.of(program, mesh)
         found: dict[int, Layout] = {}
+        by: dict[str, str] = {}
         for strategy in sorted(self.strategies, key=lambda each: isinstance(each, FullySharded)):  # it has most choice
             for i, layout in strategy.pins(arrays, found).items():
                 before = dict(found[i].placements) if i in found else {}
                 found[i] = Layout(**{**before, **dict(layout.placements)})
+                path = program.inputs[i].path
+                by[path] = by.get(path, "") + f" {'and' if path in by or path in self else 'by'} md.{strategy.name}()"
         if arrays.faults:
             raise PinError(faults(f"layouts do not fit {program.name}, on mesh {mesh}:", arrays.faults))
         pins = _overlaid(self.given, {program.inputs[i].path: layout for i, layout in sorted(found.items())})
-        return _overlaid(pins, self.on(mesh)), arrays.notes
+        return ResolvedTable(_overlaid(pins, self.on(mesh)), by, arrays.notes)
+
+
+@dataclass(frozen=True)
+class ResolvedTable:
+    """A table of layouts for one traced step.
+
+    Args:
+      layouts: by globs; strategies are pins of single arrays.
+      by: words that say which strategies pin an array, ``" by md.fsdp()"``, by its path.
+      notes: on arrays that a strategy left alone.
+    """
+
+    layouts: Mapping[str, Layout | str]
+    by: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 def _overlaid(pins: Mapping[str, Layout | str], others: Mapping[str, Layout | str]) -> dict[str, Layout | str]:
@@ -242,12 +268,13 @@ def _is_key(leaf: Leaf) -> bool:
 class DataParallel(Strategy):
     """The batch split by rows; see :func:`data_parallel`."""
 
+    name = "data_parallel"
     batch: str | None = None
 
     def pins(self, arrays: Arrays, before: Mapping[int, Layout]) -> dict[int, Layout]:
         """Returns the batch's pins."""
-        axes = arrays.axes("data_parallel", self.axis, BATCH_AXES, several=True)
-        return arrays.split_batch("data_parallel", self.batch, axes)
+        axes = arrays.axes(self.name, self.axis, BATCH_AXES, several=True)
+        return arrays.split_batch(self.name, self.batch, axes)
 
 
 def data_parallel(axis: str | Sequence[str] = (), batch: str | None = None) -> LayoutTable:
@@ -272,7 +299,7 @@ def data_parallel(axis: str | Sequence[str] = (), batch: str | None = None) -> L
 
     Where parameters and optimizer state lie stays the planner's choice: it may well shard them.
     """
-    return _table("data_parallel", DataParallel, axis=axis, batch=batch)
+    return _table(DataParallel, axis=axis, batch=batch)
 
 
 @final
@@ -280,14 +307,15 @@ def data_parallel(axis: str | Sequence[str] = (), batch: str | None = None) -> L
 class FullySharded(Strategy):
     """The batch by rows, and state along its first long dim; see :func:`fsdp`."""
 
+    name = "fsdp"
     batch: str | None = None
     min_size: int = MIN_SIZE
 
     def pins(self, arrays: Arrays, before: Mapping[int, Layout]) -> dict[int, Layout]:
         """Returns the pins of the batch and of the large arrays of state."""
-        rows = arrays.axes("fsdp", self.axis, BATCH_AXES, several=True)
-        axes = arrays.axes("fsdp", self.axis, STATE_AXES) if rows else ()
-        found = arrays.split_batch("fsdp", self.batch, rows)
+        rows = arrays.axes(self.name, self.axis, BATCH_AXES, several=True)
+        axes = arrays.axes(self.name, self.axis, STATE_AXES) if rows else ()
+        found = arrays.split_batch(self.name, self.batch, rows)
         small = [i for i in arrays.state if i not in found and prod(arrays.leaves[i].shape) < self.min_size]
         large = [i for i in arrays.state if i not in found and i not in small]
         dims = {i: self._dim(arrays, i, axes, before.get(i, Layout())) for i in large} if axes else {}
@@ -337,7 +365,7 @@ def fsdp(axis: str | Sequence[str] = (), min_size: int = MIN_SIZE, batch: str | 
     """
     if not isinstance(min_size, int) or isinstance(min_size, bool) or min_size < 0:
         raise ArgumentError(f"fsdp: min_size: {is_a(min_size)}, not a number of elements such as 2**16")
-    return _table("fsdp", FullySharded, axis=axis, batch=batch, min_size=min_size)
+    return _table(FullySharded, axis=axis, batch=batch, min_size=min_size)
 
 
 # ---- Tensor parallelism ----------------------------------------------------------------------------------------------
@@ -348,12 +376,13 @@ def fsdp(axis: str | Sequence[str] = (), min_size: int = MIN_SIZE, batch: str | 
 class TensorParallel(Strategy):
     """Columns and rows of projections; see :func:`tensor_parallel`."""
 
+    name = "tensor_parallel"
     columns: tuple[str, ...] | None = None
     rows: tuple[str, ...] | None = None
 
     def pins(self, arrays: Arrays, before: Mapping[int, Layout]) -> dict[int, Layout]:
         """Returns the pins of the projections in parameters and optimizer state."""
-        axes = arrays.axes("tensor_parallel", self.axis, MODEL_AXES)
+        axes = arrays.axes(self.name, self.axis, MODEL_AXES)
         wanted = {i: dim for i in arrays.state if (dim := self._dim(arrays.leaves[i])) is not None}
         self._check_matches(arrays, wanted)
         shards = prod(arrays.mesh.axis(axis) for axis in axes)
@@ -435,16 +464,16 @@ def tensor_parallel(
     """
     named: dict[str, Any] = {"columns": columns, "rows": rows}
     globs = {key: None if value is None else _texts("tensor_parallel", key, value) for key, value in named.items()}
-    return _table("tensor_parallel", TensorParallel, axis=axis, **globs)
+    return _table(TensorParallel, axis=axis, **globs)
 
 
 # ---- Arguments -------------------------------------------------------------------------------------------------------
 
 
-def _table(name: str, strategy: type, axis: Any, **given: Any) -> LayoutTable:
+def _table(strategy: type[Strategy], axis: Any, **given: Any) -> LayoutTable:
     if given.get("batch") is not None and not isinstance(given["batch"], str):
-        raise ArgumentError(f"{name}: batch: {is_a(given['batch'])}, not a glob such as 'batch/**'")
-    return LayoutTable(strategies=(strategy(axis=_texts(name, "axis", axis), **given),))
+        raise ArgumentError(f"{strategy.name}: batch: {is_a(given['batch'])}, not a glob such as 'batch/**'")
+    return LayoutTable(strategies=(strategy(axis=_texts(strategy.name, "axis", axis), **given),))
 
 
 def _texts(name: str, what: str, given: Any) -> tuple[str, ...]:

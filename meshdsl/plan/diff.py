@@ -17,7 +17,7 @@ from math import isclose
 from meshdsl.plan.text import common, layout_text, pattern
 from meshdsl.plan.types import Array, Collective, PlanData
 from meshdsl.util.html import tables_html
-from meshdsl.util.text import bytes_text, seconds_text, table
+from meshdsl.util.text import bytes_text, change_text, seconds_text, table
 
 Rows = Sequence[Sequence[str]]
 _LINE = re.compile(r" \([^()]*:\d+\)")  # the source lines in a reason
@@ -283,7 +283,7 @@ def _type_and_layouts(before: str, after: str) -> Sequence[str]:
 
 
 def _percent(change: float) -> str:
-    return f"{change:+.1%}" if change < float("inf") else "from zero"
+    return change_text(change) if change < float("inf") else "from zero"
 
 
 def _times(count: int) -> str:

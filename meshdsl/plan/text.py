@@ -151,7 +151,7 @@ def layout_text(layout: Layout) -> str:
 
 def _title(plan: PlanData) -> Iterator[str]:
     yield f"plan of {plan.name} on mesh {plan.mesh}, topology {plan.topology.name}"
-    bound = f"lower bound {seconds_text(plan.lower_bound)}, gap {100 * plan.gap:.1f}%"
+    bound = f"lower bound {seconds_text(plan.lower_bound)}, gap {percent_text(plan.gap)}"
     yield f"  predicted step time  {seconds_text(plan.seconds)}  ({bound})"
     overlapped = seconds_text(plan.simulated_seconds)
     yield f"  with overlap         {overlapped}  (communication hidden behind independent compute)"

@@ -138,6 +138,7 @@ class Span(NamedTuple):
 _LARGEST_LOSSES = 3  # reasons why a step takes longer than the compute bound
 _NEGLIGIBLE_LOSS = 1e-4  # share of the step's time up to which a loss is not named
 LAUNCHES = "launch overhead"  # the loss by starting operations
+_ROUNDING = 1e-8  # relative error of a sum of seconds, up to which a plan is as good as its bound
 
 
 class Utilization(NamedTuple):
@@ -272,8 +273,9 @@ class PlanData:
 
     @property
     def gap(self) -> float:
-        """Relative distance from the optimum, at most: (seconds - lower_bound) / seconds."""
-        return (self.seconds - self.lower_bound) / self.seconds if self.seconds else 0.0
+        """Relative distance from the optimum, at most: (seconds - lower_bound) / seconds; 0 if that is rounding."""
+        gap = (self.seconds - self.lower_bound) / self.seconds if self.seconds else 0.0
+        return gap if gap > _ROUNDING else 0.0
 
     def input(self, path: str) -> Array:
         """The input at ``path``, one of its paths; LayoutError with the nearest path if there is none."""

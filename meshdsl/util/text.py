@@ -35,6 +35,11 @@ def percent_text(part: float) -> str:
     return f"{100 * part:.0f}%" if part >= 0.0995 else f"{100 * part:.2g}%"
 
 
+def change_text(change: float) -> str:
+    """Returns a relative change with its sign: ``+26%``, ``-0.049%``; no change is ``0%``."""
+    return ("+" if change > 0 else "-" if change < 0 else "") + percent_text(abs(change))
+
+
 def visible(text: str, allowed: str = "") -> str:
     """Returns the text with characters that control a terminal (escapes, changes of direction) escaped: ``\\x1b``.
 

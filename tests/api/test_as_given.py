@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import meshdsl as md
+from meshdsl.api.program import parallelize_program
 from meshdsl.api.stages import SLOW_DEVICES
 
 MESH = md.Mesh(data=4, model=2, topology=SLOW_DEVICES)
@@ -117,3 +118,13 @@ def test_another_word():
         md.ArgumentError, match="layouts: 'as_given' is neither 'as-given' nor a dict of layouts by globs; write "
     ):
         md.parallelize(step, MESH, "as_given")
+
+
+def test_a_program_pins_its_arguments_as_they_lie():
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arguments()[:2])
+    program = md.Program(step, (*shapes, jnp.int32(0)), layouts="as-given")
+    assert "as-given: pinned as they lie: w, x" in parallelize_program(program, MESH).plan(*program.args).notes
+    with pytest.raises(md.ArgumentError, match="layouts: 'as-given' pins arguments to the one mesh that they lie on"):
+        md.search(program, devices=8)
+    with pytest.raises(md.ArgumentError, match="layouts: 'given' is a str, neither a dict of layouts by globs nor 'as"):
+        md.Program(step, shapes, layouts="given")

@@ -119,7 +119,8 @@ def test_fewer_devices_than_the_mesh():
     text = message(DeviceError, lambda: md.parallelize(step, Mesh(data=16))(*ARGS))
     assert text == (
         "mesh data=16 needs 16 devices, and there are 8 (cpu)\n"
-        "To try it on one CPU, set this before anything runs: jax.config.update('jax_num_cpu_devices', 16)"
+        "To try it on one CPU: JAX_NUM_CPU_DEVICES=16, or before anything runs "
+        "jax.config.update('jax_num_cpu_devices', 16)"
     )
 
 

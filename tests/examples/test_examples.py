@@ -12,7 +12,7 @@ import pytest
 
 from meshdsl.api import parallelize
 from meshdsl.layouts import Mesh
-from meshdsl.util.text import bytes_text, seconds_text
+from meshdsl.util.text import bytes_text, percent_text, seconds_text
 
 ROOT = Path(__file__).parent.parent.parent
 PLAIN, NAMED = ("mlp", "gpt", "digits"), ("vit", "dlrm", "movies", "moe")
@@ -57,7 +57,7 @@ def test_llama_on_64_tpus_has_the_figures_of_the_readme():
     program = runpy.run_path(str(ROOT / "examples" / "llama.py"))["program"]
     plan = parallelize(program.step, Mesh.parse("data=64", "tpu-v5p"), rules=program.rules).plan(*program.args)
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("pipe=1,data=64,"))
-    shown = [seconds_text(plan.seconds), f"{plan.gap:.1%}", bytes_text(plan.bytes), bytes_text(plan.memory)]
+    shown = [seconds_text(plan.seconds), percent_text(plan.gap), bytes_text(plan.bytes), bytes_text(plan.memory)]
     assert re.split(r"  +", row)[1:] == shown
 
 

@@ -34,7 +34,8 @@ def test_too_few_devices():
         device_mesh(Mesh(data=8, model=4))
     assert str(caught.value) == (
         "mesh data=8,model=4 needs 32 devices, and there are 8 (cpu)\n"
-        "To try it on one CPU, set this before anything runs: jax.config.update('jax_num_cpu_devices', 32)"
+        "To try it on one CPU: JAX_NUM_CPU_DEVICES=32, or before anything runs "
+        "jax.config.update('jax_num_cpu_devices', 32)"
     )
 
 

@@ -60,6 +60,18 @@ def test_fsdp_takes_the_axis_fsdp_where_there_is_one_and_splits_the_batch_over_b
     assert plan.layout("params/up/kernel").on("fsdp") == md.S(0)
 
 
+def test_errors_about_pins_name_the_strategy_that_states_them():
+    odd = (*ARGS[:2], {"x": values(15, 32), "y": values(15, 32), "classes": values(3)})
+    with pytest.raises(md.PinError, match=r"layouts\['batch/x'\] by md.fsdp\(\): batch/x float32\[15,32\]: dim 0 of"):
+        planned(md.fsdp(), "data=8", odd)
+    with pytest.raises(md.PinError, match=r"layouts\['batch/x'\] and md.data_parallel\(\): batch/x float32\[15,32\]"):
+        planned(md.data_parallel() | {"batch/x": "model=B"}, args=odd)
+    short = {"up": {"kernel": values(12, 64), "bias": values(64)}, "down": {"kernel": values(64, 12)}}
+    args = short, OPTIMIZER.init(short), {"x": values(16, 12), "y": values(16, 12)}
+    with pytest.raises(md.PinError, match=r"'params/up/kernel' by md.fsdp\(\) says data=S\(0\), '\*\*/up/kernel' says"):
+        planned(md.fsdp(min_size=1) | {"**/up/kernel": "model=S(0)"}, args=args)
+
+
 def test_replicas_split_the_batch_outermost():
     assert planned(md.fsdp(min_size=1), "replica=2,fsdp=4").layout("batch/x").splitting(0) == ("replica", "fsdp")
 

@@ -13,6 +13,7 @@ from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.encoding.projection import projections
 from meshdsl.util.runtime import Deadline
+from meshdsl.util.text import percent_text
 from tests.planner.graphs import limited, problem_of, searched
 
 PROGRAM = gpt.program(gpt.Config(4, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
@@ -22,14 +23,14 @@ def planned(mesh="data=2,model=2", **more):
     return md.parallelize(PROGRAM.step, mesh, rules=PROGRAM.rules, **more).plan(*PROGRAM.args)
 
 
-SAID = r"planning stopped at the time limit of 1 us: best plan so far, within \d+\.\d% of the optimum"
+SAID = r"planning stopped at the time limit of 1 us: best plan so far, within [\d.]+% of the optimum"
 
 
 def test_when_time_is_up_the_best_plan_so_far_is_given_with_its_gap():
     plan, full = planned(time_limit=1e-6), planned()
     said = plan.notes[-1]
     assert re.fullmatch(SAID, said)
-    assert said in str(plan) and f"{plan.gap:.1%}" in said
+    assert said in str(plan) and percent_text(plan.gap) in said
     assert 0 < plan.lower_bound <= full.seconds * (1 + 1e-9) and full.seconds <= plan.seconds * (1 + 1e-9)
     assert full.gap < plan.gap < 1
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from meshdsl.cli import app, main
 from meshdsl.training.multihost import process_count
+from meshdsl.training.run import Session
 from tests.cli.test_json import documented
 
 ROOT = Path(__file__).parent.parent.parent
@@ -60,6 +61,16 @@ def test_the_outcome_as_json(tmp_path):
     assert status == 0 and facts["folder"] == str(tmp_path / "a")
     assert (facts["steps"], facts["evaluated"], facts["stopped"]) == (4, 4, False)
     assert facts["loss"] == losses(tmp_path / "a")[-1] and "held-out loss" in facts["evaluation"]
+
+
+def test_too_few_devices_are_refused_before_planning(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Session, "train", lambda *_: pytest.fail("planned"))
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    monkeypatch.setattr(sys, "argv", ["meshdsl", "train", TINY, "--mesh", "data=64", "--folder", str(tmp_path / "a")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "mesh data=64 needs 64 devices, and there are 8 (cpu)\nTo try it on one CPU:" in capsys.readouterr().err
 
 
 def test_a_run_and_what_it_leaves(tmp_path):

@@ -16,7 +16,7 @@ from meshdsl.plan.report import report_data, report_html, summary_html
 from meshdsl.plan.report.highlight import highlighted
 from meshdsl.plan.types import Timing
 from meshdsl.util.lazy import Lazy
-from meshdsl.util.text import percent_text, seconds_text
+from meshdsl.util.text import change_text, percent_text, seconds_text
 from tests.plan.conftest import HOSTILE
 
 
@@ -71,6 +71,7 @@ def test_small_shares_are_not_rounded_to_nothing(plan):
     assert 0 < plan.memory < 5e-3 * plan.topology.memory
     assert f"{percent_text(plan.memory / plan.topology.memory)} of" in " ".join(Page(report_html(plan)).text.split())
     assert [percent_text(part) for part in (0, 1e-9, 0.004, 0.26, 1)] == ["0%", "below 0.001%", "0.4%", "26%", "100%"]
+    assert [change_text(change) for change in (0, -4e-4, 0.5)] == ["0%", "-0.04%", "+50%"]
 
 
 def test_utilization_stands_below_the_step_time(plan):
