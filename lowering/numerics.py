@@ -30,6 +30,7 @@ from meshdsl.errors import ArgumentError, CheckError, faults, is_a, shortened
 from meshdsl.ir.graph import Literal, Op, TracedProgram, Value, walk
 from meshdsl.lowering.interpreter import Arrays, literal, run_graph
 from meshdsl.lowering.reference import WholeTarget, is_divided, whole_step
+from meshdsl.util.text import percent_text
 
 # ---- Comparison ------------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,8 @@ class CheckReport:
     def _divisions(self) -> Iterator[str]:
         """Yields the share of compute that was divided, and the leaves that do not depend on anything divided."""
         if self.divided:
-            yield f"compute divided: {', '.join(f'{share:.0%} over {axis}' for axis, share in self.divided.items())}"
+            shares = (f"{percent_text(share)} over {axis}" for axis, share in self.divided.items())
+            yield f"compute divided: {', '.join(shares)}"
         if self.undivided and len(self.undivided) == len(self.leaves):
             yield (
                 "no output depends on anything divided or communicated: nothing was tested; "

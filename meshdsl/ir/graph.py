@@ -225,6 +225,7 @@ class TracedProgram:
       roundness: which lengths the mesh divides, by which its dims were aligned.
       spread: it contains shardings or shard_maps of jax's own, so that it runs only on several devices.
       pipeline: its microbatches and pipeline stages, if it has any.
+      unstaged: its graph before it was cut into pipeline stages, the whole batch at once; None without stages.
     """
 
     graph: Graph
@@ -239,6 +240,7 @@ class TracedProgram:
     roundness: Roundness = POWERS_OF_TWO
     spread: bool = False
     pipeline: Pipelined | None = None
+    unstaged: Graph | None = None
 
 
 def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:

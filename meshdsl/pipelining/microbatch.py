@@ -40,7 +40,7 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
     graph, batch, count = program.graph, find_batch(program, pipeline), pipeline.microbatches
     if pipeline.axis:
         _refuse_shard_maps(program)
-        return pipeline_cuts(program, pipeline, mesh, batch, user_pins)
+        return replace(pipeline_cuts(program, pipeline, mesh, batch, user_pins), unstaged=graph)
     placement = analyze_time_axis(graph, count, [graph.inputs[i].id for i in batch], pipeline.per_microbatch)
     pins = user_pins.resolve(replace(program, pipeline=Pipelined(pipeline)), mesh)
     split = layer_axes(program, mesh, pins, batch)
@@ -72,7 +72,8 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
             why = "no scan over layers is pinned to be split over an axis"
             notes.append(f"there are no stages for {pipeline.name}: {why}")
     notes.insert(0, f"{pipelined}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch")
-    return replace(program, graph=new, notes=[*program.notes, *notes], pipeline=pipelined)
+    notes, unstaged = [*program.notes, *notes], graph if stages else None
+    return replace(program, graph=new, notes=notes, pipeline=pipelined, unstaged=unstaged)
 
 
 def _refuse_shard_maps(program: TracedProgram) -> None:

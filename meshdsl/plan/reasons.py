@@ -160,7 +160,8 @@ class Reasons:
         for _, op in self.index.ops:
             if op.bodies:
                 self._name_body_inputs(op)
-        self._name_dims_by_partners()
+        if self._dims:
+            self._name_dims_by_partners()
 
     def _name_body_inputs(self, op: Op) -> None:
         """Names the inputs of a loop's bodies that are inputs of the step outside."""

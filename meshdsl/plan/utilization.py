@@ -16,21 +16,25 @@ The losses, per device:
     local copies           slices and reshapes of resharding that send nothing
     launch overhead        of starting operations
 
-Stages of a pipeline also compute in ticks in which they have no microbatch, so there the compute bound is not known.
+Stages of a pipeline also compute in ticks in which they have no microbatch, and recompute what they did not keep. There
+the compute bound is that of the step before it was cut into stages, and what else the ticks compute is one loss.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
 from math import prod
 
-from meshdsl.ir.graph import TracedProgram, walk
+from meshdsl.ir.graph import Graph, TracedProgram, walk
 from meshdsl.ir.solution import Solution
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
 from meshdsl.plan.divided import divided_shares
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.types import LAUNCHES, Collective, Utilization
+from meshdsl.planner.costs.op_cost import work_of
 from meshdsl.trace.read_jaxpr import REMATTED
 
+TICKS = "bubble and all other work"  # the loss in the ticks of a pipeline
 _ROUNDING = 1e-9  # share of the time up to which a loss is a rounding error
 
 
@@ -44,6 +48,9 @@ def utilization(
       collectives: of the plan.
     """
     mesh, losses, flops, bound = solution.mesh, defaultdict[str, float](float), 0.0, 0.0
+    if program.unstaged is not None:
+        flops, bound = _bound_of(program.unstaged, mesh)
+        losses[TICKS] = -bound
     for graph, op in walk(program.graph):
         rows, trips = solution.rows.get(op.id), graph.trips
         losses["local copies"] += trips * (times.seconds(op) - times.compute_seconds(op))
@@ -58,6 +65,9 @@ def utilization(
             if axis not in op.manual and not any(isinstance(at, Split) for at in (*row.inputs, *row.outputs))
         )
         losses[LAUNCHES] += trips * overhead
+        if program.unstaged is not None:
+            losses[TICKS] += trips * seconds
+            continue
         losses["repeated computation"] += trips * seconds * (1 - 1 / repeats)
         if REMATTED in op.scope:
             losses["recomputation"] += trips * seconds / repeats
@@ -71,6 +81,15 @@ def utilization(
         losses[c.kind] += c.trips * c.seconds
     rounding = _ROUNDING * (bound + sum(losses.values()))
     largest = sorted((loss for loss in losses.items() if loss[1] > rounding), key=lambda loss: -loss[1])
-    staged = program.pipeline is not None and program.pipeline.axis
-    shares = divided_shares(program, solution, times)
-    return Utilization(tuple(shares.items()), *((0.0, 0.0, ()) if staged else (flops, bound, tuple(largest))))
+    return Utilization(tuple(divided_shares(program, solution, times).items()), flops, bound, tuple(largest))
+
+
+def _bound_of(graph: Graph, mesh: Mesh) -> tuple[float, float]:
+    """Returns the FLOPs of a step's products without recomputation, and the seconds that all devices need for them."""
+    flops, bound = 0.0, 0.0
+    for inside, op in walk(graph):
+        if REMATTED not in op.scope:
+            work = work_of(op, set())
+            flops += inside.trips * work.flops
+            bound += inside.trips * work.flops / mesh.size / mesh.topology.flops(work.itemsize, work.groups is not None)
+    return flops, bound

@@ -153,7 +153,7 @@ def test_what_is_no_program():
         "  step: 'step' is a str, not a function\n"
         "  init: 3 is an int, not a function\n"
         "  args: [1] is a list, not the tuple of the step's arguments\n"
-        "  layouts: 'data=B' is a str, not a dict of layouts by globs"
+        "  layouts: 'data=B' is a str, neither a dict of layouts by globs nor 'as-given'"
     )
 
 

@@ -31,7 +31,7 @@ def test_a_part_that_was_measured_is_written_anew(folder):
     after = (folder / page.PAGE).read_text()
     assert page_section(after, page.AXES) == before and len(before) > 5
     rows = [line for line in page_section(after, page.SIZES) if line.startswith("| 3")]
-    assert rows == ["| 3 | 5 | 7 | 1 s | 0 | 2.0 |"]
+    assert rows == ["| 3 | 5 | 7 | 1 s | 0% | 2.0 |"]
 
 
 def test_gaps_of_the_zoo_take_the_place_of_those_before():

@@ -109,7 +109,9 @@ def test_nothing_is_said_of_axes_that_divide_everything_and_of_steps_without_pro
     assert plan.mfu == 0 and len(lines(plan)) == 5
 
 
-def test_the_ticks_of_a_pipeline_have_no_compute_bound():
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb"])
+@pytest.mark.parametrize("recompute", ["stage", "none"])
+def test_the_compute_bound_of_a_pipeline_is_that_of_the_step_without_stages(schedule, recompute):
     def step(stack, x):
         def loss(stack):
             return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0] ** 2)
@@ -117,11 +119,17 @@ def test_the_ticks_of_a_pipeline_have_no_compute_bound():
         return jax.tree.map(lambda w, g: w - g, stack, jax.grad(loss)(stack))
 
     stack = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32)
-    pipeline = md.Pipeline(microbatches=4)
-    sharded = md.parallelize(step, md.Mesh(pipe=2, topology=PLAIN), {"stack": "pipe=S(0)"}, pipeline=pipeline)
-    plan = sharded.plan(stack, jax.ShapeDtypeStruct((64, 64), jnp.float32))
-    assert (plan.utilization.compute_bound, plan.utilization.losses) == (0, ())
-    assert dict(plan.utilization.divided)["pipe"] > 0.5
+    pipeline = md.Pipeline(microbatches=4, schedule=schedule, recompute=recompute)
+    mesh, args = md.Mesh(pipe=2, topology=PLAIN), (stack, jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    plan = md.parallelize(step, mesh, {"stack": "pipe=S(0)"}, pipeline=pipeline).plan(*args)
+    whole = md.parallelize(step, mesh, {"stack": "pipe=S(0)"}).plan(*args)
+    used = plan.utilization
+    assert used.flops == whole.utilization.flops == 3 * 4 * 2 * 64**3
+    assert used.compute_bound == pytest.approx(used.flops / 2 / 5e11)
+    assert used.compute_bound + sum(seconds for _, seconds in used.losses) == pytest.approx(plan.seconds)
+    assert dict(used.losses)["bubble and all other work"] > 0 < plan.mfu < 0.5
+    assert dict(used.divided)["pipe"] > 0.5
+    assert "  (MFU " in lines(plan)[3]
 
 
 @pytest.mark.parametrize("devices", [1, 4])
