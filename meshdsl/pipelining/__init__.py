@@ -22,8 +22,10 @@ Modules, in reading order:
     microbatch       the entry: finds the batch and chooses the form
     time_axis        which operations run per microbatch: abstract interpretation over the microbatch axis
     shard_map_rows   whether bodies of the user's shard_map make of a microbatch what they make of the batch
+    stage_shard_maps those in stages, freed of the axis of the stages
     interpreter      evaluates a graph for one microbatch while jax traces
     accumulate       cuts the step into before, inside and after a loop; the plain loop with gradient accumulation
+    body_exports     blocks of these bodies that go on after the loop
     tick_loops       a lockstep timetable as loops over arrays
     tick_executor    runs these loops, with a backend for the stages
     stage_buffers    arrays of all ranks: stacked, sent around the ring, packed

@@ -48,6 +48,7 @@ from meshdsl.pipelining.cut_stages import AFTER, StagePartition, find_partition
 from meshdsl.pipelining.interpreter import Environment, Runner, traced_from, traced_in
 from meshdsl.pipelining.stage_buffers import PackedRows, Packing, Ranks, from_rows, pick, row_length, to_rows
 from meshdsl.pipelining.stage_cost import StageTimer
+from meshdsl.pipelining.stage_shard_maps import refuse_in_parts
 from meshdsl.pipelining.tick_executor import (
     Stacks,
     StageLinks,
@@ -409,6 +410,7 @@ def pipeline_cuts(
     user_pins.resolve(program, mesh)
     ids, examples = [program.graph.inputs[i].id for i in batch], program.inputs[batch[0]].shape[0]
     placement = analyze_time_axis(program.graph, microbatches, ids, pipeline.per_microbatch)
+    refuse_in_parts(program.name, [op for op in program.graph.ops if placement.is_per_microbatch(op)])
     graph, timer = _with_split_cuts(program.graph, placement), StageTimer(program.graph, mesh)
     seconds = {op.id: timer.seconds([op]) for op in graph.ops if placement.is_per_microbatch(op)}
     partition = find_partition(graph, placement, mesh.axis(axis), seconds, pipeline)

@@ -15,13 +15,14 @@ operations of the new graph the source lines and scopes of those they come from.
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
+from jax.interpreters import batching
 
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value, walk
 from meshdsl.ir.loops import split_operands
@@ -239,7 +240,7 @@ _LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
 
 # ---- The user's shard_maps -------------------------------------------------------------------------------------------
 # Outside of a shard_map jax cannot trace its boundary and collectives, so a primitive of ours stands for them until the
-# new jaxpr is read.
+# new jaxpr is read. Stages of a pipeline are vmapped, which gives every block one dim more, of ranks, in front.
 
 
 _OF_DEVICES = (*BOUNDARY, *KINDS, "axis_index")
@@ -248,6 +249,21 @@ _of_devices_p.multiple_results = True
 _of_devices_p.def_abstract_eval(
     lambda *operands, op, made: [jax.core.ShapedArray(like.shape, like.dtype) for like in made]
 )
+
+
+def _batch_of_devices(
+    operands: Arrays, dims: Sequence[Any], *, op: Op, made: Sequence[jax.ShapeDtypeStruct]
+) -> tuple[Arrays, Sequence[int]]:
+    (x,), (dim,) = operands, dims  # those of several operands are refused in stages
+    params = op.params | {name: op.params[name] + 1 for name in ("dim", "split", "join") if name in op.params}
+    if "spec" in params:
+        params["spec"] = ((), *params["spec"])
+    wider = [jax.ShapeDtypeStruct((x.shape[dim], *like.shape), like.dtype) for like in made]
+    results = _of_devices_p.bind(jnp.moveaxis(x, dim, 0), op=replace(op, params=params), made=tuple(wider))
+    return tuple(results), [0] * len(results)
+
+
+batching.primitive_batchers[_of_devices_p] = _batch_of_devices
 
 
 @reader("of_devices")

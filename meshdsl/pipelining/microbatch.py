@@ -5,17 +5,17 @@ from dataclasses import replace
 
 from meshdsl.errors import PipelineError, faults, shortened
 from meshdsl.ir.graph import Leaf, TracedProgram
-from meshdsl.ir.index import ops_named
-from meshdsl.ir.manual import BOUNDARY
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import UserPins, replaced_inputs
 from meshdsl.pipelining.accumulate import MicrobatchLoop, SplitStep
+from meshdsl.pipelining.body_exports import with_body_exports
 from meshdsl.pipelining.cut_executor import pipeline_cuts
 from meshdsl.pipelining.layer_scan import layer_axes
 from meshdsl.pipelining.scan_executor import ScanPipeline
-from meshdsl.pipelining.scan_stages import find_stages
+from meshdsl.pipelining.scan_stages import AFTER, find_stages
 from meshdsl.pipelining.shard_map_rows import check_shard_maps
 from meshdsl.pipelining.stage_cost import layers_per_stage
+from meshdsl.pipelining.stage_shard_maps import without_stage_axis
 from meshdsl.pipelining.tick_loops import TickTable
 from meshdsl.pipelining.time_axis import analyze_time_axis
 from meshdsl.schedules.pipelined import Pipelined
@@ -39,34 +39,43 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
     """
     graph, batch, count = program.graph, find_batch(program, pipeline), pipeline.microbatches
     if pipeline.axis:
-        _refuse_shard_maps(program)
         return replace(pipeline_cuts(program, pipeline, mesh, batch, user_pins), unstaged=graph)
     placement = analyze_time_axis(graph, count, [graph.inputs[i].id for i in batch], pipeline.per_microbatch)
     pins = user_pins.resolve(replace(program, pipeline=Pipelined(pipeline)), mesh)
     split = layer_axes(program, mesh, pins, batch)
     stages = find_stages(program, placement, mesh, split, pipeline)
+    if stages:
+        layers = [found.op for found in stages.scans]
+        freed = without_stage_axis(program.name, graph, layers, stages.axis, mesh)
+        if freed is not graph:
+            return to_microbatches(replace(program, graph=freed), pipeline, mesh, user_pins)
+    else:
+        user_pins.resolve(program, mesh)  # without uneven stages, every pinned dim has to divide
+        if count == 1:
+            return replace(program, pipeline=Pipelined(pipeline))
+    deferred = [op for op, time in stages.times.items() if time == AFTER] if stages else []
+    step = SplitStep(graph, placement, deferred)
+    if not step.inside:
+        causes = (f"{op.called} at {op.source} needs the whole batch" for op in placement.blame.values())
+        rows = shortened(list(dict.fromkeys(causes))) or ["no operation reads the batch"]
+        raise PipelineError(faults(f"nothing in {program.name} runs per microbatch:", rows))
+    own = check_shard_maps(program.name, graph, placement, step.exported)
+    if own:
+        graph, placement = with_body_exports(step, own)
+        stages = find_stages(replace(program, graph=graph), placement, mesh, split, pipeline)
+        step = SplitStep(graph, placement, deferred)
     notes = []
     if stages:
-        _refuse_shard_maps(program)
         stages.layers = layers_per_stage(graph, stages, mesh, pipeline)
         pipelined = Pipelined(pipeline, stages.axis, stages.ranks, stages.forward_only, stages.layers)
-        scan = ScanPipeline(graph, stages, TickTable(pipelined.table, pipelined.buffer_slots))
-        step, new = scan.step, scan.step.retraced(scan, program.roundness)
+        scan = ScanPipeline(step, stages, TickTable(pipelined.table, pipelined.buffer_slots))
+        new = step.retraced(scan, program.roundness)
         if sum(stages.layers) % stages.ranks:
             notes.append(
                 f"{sum(stages.layers)} layers do not divide over {stages.axis}: their arrays are sharded freely"
             )
     else:
-        user_pins.resolve(program, mesh)  # without uneven stages, every pinned dim has to divide
         pipelined = Pipelined(pipeline)
-        if count == 1:
-            return replace(program, pipeline=pipelined)
-        step = SplitStep(graph, placement)
-        if not step.inside:
-            causes = (f"{op.called} at {op.source} needs the whole batch" for op in placement.blame.values())
-            rows = shortened(list(dict.fromkeys(causes))) or ["no operation reads the batch"]
-            raise PipelineError(faults(f"nothing in {program.name} runs per microbatch:", rows))
-        check_shard_maps(program.name, graph, placement, step.exported)
         new = step.retraced(MicrobatchLoop(step), program.roundness)
         if replace(pipeline, batch=None, per_microbatch=False) != Pipeline(count):
             why = "no scan over layers is pinned to be split over an axis"
@@ -74,15 +83,6 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
     notes.insert(0, f"{pipelined}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch")
     notes, unstaged = [*program.notes, *notes], graph if stages else None
     return replace(program, graph=new, notes=notes, pipeline=pipelined, unstaged=unstaged)
-
-
-def _refuse_shard_maps(program: TracedProgram) -> None:
-    """Raises PipelineError for the user's own shard_maps, which run on all devices of the mesh at once."""
-    found = dict.fromkeys(str(op.source) for op in ops_named(program.graph, *BOUNDARY))
-    if found:
-        rows = [f"shard_map at {line}: runs on the devices of all stages at once" for line in found]
-        remedy = "leave out the stages: microbatches alone run with it; or write its body with whole arrays"
-        raise PipelineError(faults(f"{program.name} does not run as a pipeline:", rows, remedy))
 
 
 # ---- The batch -------------------------------------------------------------------------------------------------------

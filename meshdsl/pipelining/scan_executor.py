@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.ir.graph import Atom, Graph, Value
+from meshdsl.ir.graph import Atom, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.interpreter import Arrays
@@ -30,7 +30,7 @@ from meshdsl.pipelining.accumulate import Accumulator, SplitStep
 from meshdsl.pipelining.interpreter import AXIS, Runner, traced_from, traced_in
 from meshdsl.pipelining.layer_scan import LayerScan
 from meshdsl.pipelining.scan_stage_work import StageUnit, StageWork
-from meshdsl.pipelining.scan_stages import AFTER, HEAD, PROLOGUE, TAIL, LayerAssignment, Stages
+from meshdsl.pipelining.scan_stages import HEAD, PROLOGUE, TAIL, LayerAssignment, Stages
 from meshdsl.pipelining.stage_buffers import Ranks, pick
 from meshdsl.pipelining.tick_executor import Stacks, StageLinks, TickExecutor, TickResults, TickState, Totals, joined
 from meshdsl.pipelining.tick_loops import Backward, Forward, Head, Loop, TickTable, TickUnits
@@ -341,9 +341,8 @@ class ScanBackend:
 class ScanPipeline:
     """The pipeline of a layer scan, as the loop inside a step (``accumulate.StepLoop``)."""
 
-    def __init__(self, graph: Graph, stages: Stages, table: TickTable) -> None:
-        deferred = [op for op, time in stages.times.items() if time == AFTER]
-        self.step, self.stages, self.table = SplitStep(graph, stages.placement, deferred), stages, table
+    def __init__(self, step: SplitStep, stages: Stages, table: TickTable) -> None:
+        self.step, self.stages, self.table = step, stages, table
 
     def run(self, whole: Runner) -> list[jax.Array]:
         """Returns the exported values of the step, whole."""

@@ -10,6 +10,8 @@ that was traced, so no operation runs twice. Between them the *residuals* of the
     per layer   what the forward pass made and the weight gradients use, and what the first half computes
     once        what a microbatch carries along for all layers
 
+The body of a user's shard_map is not cut: between the halves, its blocks would be on devices.
+
 What depends on weights alone is recomputed where it is used.
 """
 
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 
 from meshdsl.ir.graph import Atom, Graph, Op, Value
+from meshdsl.ir.index import ops_named
 from meshdsl.ir.rewrite import values
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.interpreter import Arrays
@@ -42,8 +45,10 @@ class SplitBackward:
 
     @cached_property
     def first(self) -> list[Op]:
-        """Operations for the gradient of the layer's input, and for everything else carried from layer to layer."""
-        return needed(self.layers.body, self.layers.body.returned[: len(self.layers.final_carries)])
+        """Operations for the gradient of the layer's input, for everything else carried, and bodies of shard_maps."""
+        carried = self.layers.body.returned[: len(self.layers.final_carries)]
+        left = (v for op in ops_named(self.layers.body, "leave_shard_map") for v in op.outputs)
+        return needed(self.layers.body, [*carried, *left])
 
     @cached_property
     def second(self) -> list[Op]:

@@ -24,7 +24,7 @@ from jax import dtypes
 from numpy.typing import NDArray
 
 from meshdsl.errors import PipelineError, faults
-from meshdsl.ir.graph import Atom, Graph, TracedProgram, Value
+from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.rewrite import values
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
@@ -101,6 +101,10 @@ def find_stages(
     if found is None:
         return None
     axis, graph, (forward, *others) = found.axis, program.graph, found.scans
+    if forward.manual:
+        rows = [f"it is in the body of a shard_map over {', '.join(forward.manual)}"]
+        remedy = "call jax.shard_map in the layer, and scan outside of it"
+        raise PipelineError(faults(_title(forward, axis), rows, remedy))
     first = LayerScan(forward)
     made = {v.id for v in first.stacked_results}
     backward = [
@@ -118,10 +122,12 @@ def find_stages(
         *_external_uses(graph, stages),
     ]
     if rows:
-        raise PipelineError(
-            faults(f"the scan over layers at {first.op.source} cannot be a pipeline over {axis}:", rows)
-        )
+        raise PipelineError(faults(_title(forward, axis), rows))
     return stages
+
+
+def _title(layers: Op, axis: str) -> str:
+    return f"the scan over layers at {layers.source} cannot be a pipeline over {axis}:"
 
 
 def _unavailable_operands(stages: Stages) -> Iterator[str]:

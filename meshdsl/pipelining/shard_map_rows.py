@@ -26,11 +26,11 @@ divides, values are of four kinds:
 What leaves is *packed*: where it enters another shard_map by the same spec, it is what it was. If it may not leave
 otherwise, nothing else may read it. Autodiff passes residuals so.
 
-An iteration may stop in the middle of a body, at a sum over the batch. What the rest of the body reads has to be equal
-on all devices then.
+An iteration may stop in the middle of a body, at a sum over the batch. The rest of the body may read what is equal on
+all devices then, and the device's own (``body_exports``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshdsl.errors import PipelineError, faults
@@ -44,7 +44,7 @@ from meshdsl.rules.shard_map import KINDS, split_dim
 
 _REMEDY = "compute it outside of the shard_map, or loop over the microbatches inside the step"
 _REDUCTIONS = ("psum", "pmax", "pmin")
-_PASSED = ("optimization_barrier", "constrain")  # operations that a packed value may pass
+PASSED = ("optimization_barrier", "constrain")  # operations that a packed value may pass
 
 
 @dataclass(frozen=True)
@@ -71,23 +71,31 @@ _WORDS = {
 }
 
 
-def check_shard_maps(name: str, graph: Graph, placement: TimePlacement, exported: Iterable[Value]) -> None:
-    """Raises PipelineError if a body in the loop depends on which rows a device has.
+def check_shard_maps(
+    name: str, graph: Graph, placement: TimePlacement, exported: Iterable[Value]
+) -> Mapping[int, Sequence[str]]:
+    """Returns the axes on whose devices exported values differ, by id of those that differ.
 
     Args:
       exported: values of the loop that the rest of the step reads.
+
+    Raises PipelineError if a body in the loop depends on which rows a device has.
     """
     sizes = (op.params["sizes"] for _, op in walk(graph) if op.name in BOUNDARY)
     rows: list[str] = []
     producers = {v.id: op for op in graph.ops for v in op.outputs}
+    own: dict[int, list[str]] = {}
     for axis in dict.fromkeys(axis for named in sizes for axis, _ in named):
         analysis = _Rows(axis, placement)
         analysis.run(graph)
         for v in exported:
             analysis.leave_loop(producers[v.id], v)
+            if analysis.of(v) == OWN:
+                own.setdefault(v.id, []).append(axis)
         rows += analysis.faults.values()
     if rows:
         raise PipelineError(faults(f"{name} does not run in microbatches:", dict.fromkeys(rows), _REMEDY))
+    return own
 
 
 @dataclass
@@ -112,7 +120,7 @@ class _Rows:
         """Records a fault if the result ``v`` of an operation cannot be passed on after the loop."""
         self._unpacked(op, v)
         held = self.of(v)
-        if held.kind in ("own", "rows", "summand"):
+        if held.kind in ("rows", "summand"):
             self._fault(op, f"the body goes on after the loop with {_WORDS[held.kind]}, along {self.axis}")
 
     def of(self, x: Atom) -> Held:
@@ -131,7 +139,7 @@ class _Rows:
         if op.name in BOUNDARY and self.axis in dict(op.params["sizes"]):
             return [self._entered(op) if op.name == "enter_shard_map" else self._left(op)]
         if self.axis not in op.manual:
-            if op.name in _PASSED:
+            if op.name in PASSED:
                 return [self.of(x) for x in op.inputs]
             for x in op.inputs:
                 self._unpacked(op, x)

@@ -90,10 +90,22 @@ def neighbours(w, x):
     return over_data(lambda x: jax.lax.ppermute(x, "data", around), x, in_specs=rows).sum(1) + w.sum()
 
 
-def layers(w, x):
-    rows, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
-    product = lambda x, w: over_data(lambda w, x: x @ w, w, x, in_specs=(whole, rows))  # noqa: E731
+def layers_of_stages(w, x):
+    columns, rows = jax.sharding.PartitionSpec(None, "model"), jax.sharding.PartitionSpec("data")
+    gathered = lambda x, w: x @ jax.lax.all_gather(w, "model", axis=1, tiled=True)  # noqa: E731
+    product = lambda x, w: over_data(gathered, x, w, in_specs=(rows, columns), check_vma=False)  # noqa: E731
     return jax.grad(lambda w: jax.lax.scan(lambda x, w: (product(x, w), None), x, w)[0].sum())(w)
+
+
+def layers_in_a_body(w, x):
+    rows, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    net = lambda w, x: jax.lax.scan(lambda x, w: (x @ w, None), x, w)[0]  # noqa: E731
+    return over_data(net, w, x, in_specs=(whole, rows), check_vma=False)
+
+
+def body_between_cuts(w, x):
+    rows = jax.sharding.PartitionSpec("data")
+    return over_data(jnp.tanh, md.stage(x @ w), in_specs=rows)
 
 
 def averages(x):
@@ -137,6 +149,7 @@ def run_twice():
 
 SEEN = []
 MICROBATCHES = md.Pipeline(2, batch="x")
+STACK, STAGES = np.stack([X, X]), {"layouts": {"w": "model=S(0)"}, "pipeline": MICROBATCHES}
 PLANNED = md.parallelize(double, MESH)
 CASES = {
     "Python decides by a value": planned(chooses, X),
@@ -170,8 +183,10 @@ CASES = {
     "layout rules of which none applies": planned(double, X, rules="batch:data"),
     "microbatches of what needs the whole batch": planned(whole_batch, X, X, pipeline=md.Pipeline(microbatches=2)),
     "microbatches of a `shard_map` that depends on where rows are": planned(neighbours, X, X, pipeline=MICROBATCHES),
-    "stages of a pipeline with a `shard_map`": planned(
-        layers, np.stack([X, X]), X, layouts={"w": "model=S(0)"}, pipeline=MICROBATCHES
+    "stages that a `shard_map` in their layers divides": planned(layers_of_stages, STACK, X, **STAGES),
+    "layers in the body of a `shard_map` as stages": planned(layers_in_a_body, STACK, X, **STAGES),
+    "a `shard_map` in a part that `md.stage` cuts": planned(
+        body_between_cuts, X, X, pipeline=md.Pipeline(2, batch="x", axis="model")
     ),
     "a memory limit that no plan meets": planned(double, X, memory="10"),
     "values are needed, shapes are given": lambda: PLANNED(jax.ShapeDtypeStruct((8, 8), jnp.float32)),

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -14,6 +13,7 @@ from tests.api.test_jit_semantics import same
 MESH = md.Mesh(data=4, model=2)
 W, X = drawn(8, 8, seed=1) / 2, drawn(16, 8)
 ROWS, WHOLE = P("data"), P()
+BOTH, TURNED = P(("data", "model")), P(("model", "data"))
 
 
 def planned(step, count=2, **options):
@@ -113,9 +113,36 @@ def beside_the_batch(w, x):
     return w - over(lambda g: g * (1 + lax.axis_index("data")), in_specs=ROWS, out_specs=ROWS)(g)
 
 
+def zero(w, x):
+    """Each device updates its rows of weights and momentum, after clipping by the norm of all."""
+
+    def update(w, m, x):
+        mean = lambda w: (jnp.tanh(x @ w) ** 2).mean()  # noqa: E731
+        loss, g = jax.value_and_grad(mean)(lax.all_gather(w, "data", tiled=True))
+        g = lax.psum_scatter(g, "data", tiled=True) / 4
+        m = 0.9 * m + g / jnp.sqrt(lax.psum((g**2).sum(), "data"))
+        return w - 0.1 * m, m, lax.pmean(loss, "data")
+
+    return over(update, in_specs=(ROWS, ROWS, ROWS), out_specs=(ROWS, ROWS, WHOLE), check_vma=False)(w, w.T, x)
+
+
+def zero_of_flat_weights(w, x):
+    """Weights are whole, the optimizer's state is flat and split over all devices, which differ in one number, too."""
+
+    def update(w, s, x):
+        g = jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).sum())(w)
+        g = lax.psum_scatter(g.ravel(), ("data", "model"), tiled=True) / 2
+        mine = lax.dynamic_slice_in_dim(w.ravel(), lax.axis_index(("data", "model")) * g.size, g.size)
+        s = s + g**2 + g.sum() ** 2
+        new = lax.all_gather(mine - 0.1 * g / jnp.sqrt(s), ("data", "model"), tiled=True)
+        return new.reshape(w.shape), s
+
+    return over(update, in_specs=(WHOLE, BOTH, ROWS), out_specs=(WHOLE, BOTH), check_vma=False)(w, jnp.ones(64), x)
+
+
 EXACT = [
     *(tensor_parallel, tensor_parallel_alone, fsdp, data_parallel_by_hand, ring_of_sequences, remat_of_a_scan),
-    *(loop_and_branch, sums_of_rows, beside_the_batch),
+    *(loop_and_branch, sums_of_rows, beside_the_batch, zero, zero_of_flat_weights),
 ]
 
 
@@ -171,15 +198,6 @@ def starts_from_places(w, x):
     return each(body)(w, x)
 
 
-def update_of_own_blocks(w, x):
-    def update(w, x):
-        g = jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).sum())(lax.all_gather(w, "data", tiled=True))
-        return w - 0.1 * lax.psum_scatter(g, "data", tiled=True)
-
-    return over(update, in_specs=(ROWS, ROWS), out_specs=ROWS, check_vma=False)(w, x)
-
-
-BOTH, TURNED = P(("data", "model")), P(("model", "data"))
 REFUSED = {
     "neighbours": (each(lambda x: lax.ppermute(x, "data", ring(4))), "exchanges rows of the batch over data"),
     "index": (each(lambda x: x * lax.axis_index("data")), "rows of the batch and what each device has of its own"),
@@ -200,10 +218,6 @@ REFUSED = {
     "two orders": (two_orders, "rows of the batch and rows of the batch in another order, along data"),
     "copies": (each(jnp.sin, WHOLE), "returns what devices along data have of all rows as if it were their rows"),
     "sum of rows": (each(lambda x: lax.psum(x, "data"), out=WHOLE), "exchanges rows of the batch over data"),
-    "update in the body": (
-        update_of_own_blocks,
-        "goes on after the loop with what each device has of its own, along data",
-    ),
 }
 
 
@@ -216,15 +230,3 @@ def test_what_depends_on_where_rows_are(name):
     assert title.endswith("does not run in microbatches:")
     assert "test_shard_map_rows.py:" in row and why in row
     assert remedy == "compute it outside of the shard_map, or loop over the microbatches inside the step"
-
-
-def test_a_pipeline_of_layers():
-    def step(w, x):
-        x = lax.scan(lambda x, w: (tensor_body(x, w), None), x, w)[0]
-        return jax.numpy.mean(x**2)
-
-    tensor_body = over(lambda x, w: jnp.tanh(x @ w), in_specs=(ROWS, WHOLE), out_specs=ROWS)
-    layers = np.stack([W, W])
-    options = {"layouts": {"w": "model=S(0)"}, "pipeline": md.Pipeline(2, batch="x")}
-    with pytest.raises(md.PipelineError, match=r"shard_map at \S+: runs on the devices of all stages at once"):
-        md.parallelize(lambda w, x: jax.value_and_grad(step)(w, x), MESH, **options).plan(layers, X)
