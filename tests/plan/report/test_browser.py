@@ -10,7 +10,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.plan.report import report_data, report_html
 from meshdsl.plan.types import Array, Timing
 from meshdsl.util.lazy import Lazy
-from meshdsl.util.text import bytes_text
+from meshdsl.util.text import bytes_text, percent_text
 from tests.plan.conftest import HOSTILE
 
 CHROMIUM = next(filter(None, map(which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -120,7 +120,17 @@ def test_print_shows_every_section_and_row(browser, plan, tmp_path):
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("#collectives tbody tr").count() == len(many)
     assert page.locator("#timeline svg").count() == 1
+    assert all(page.locator("svg").evaluate_all("charts => charts.map((chart) => chart.childElementCount > 0)"))
+    assert page.locator("details:not([open])").count() == 0
+    assert page.locator("details").count() == page.locator("details table").count()
     page.close()
+
+
+def test_shares_have_the_digits_of_the_text(show, plan):
+    sizes = {"w": 47, "x": 260, "y": 692, "z": 1}
+    held = replace(plan, held=tuple(sizes.items()), solution=replace(plan.solution, peak=1000))
+    shares = show(report_html(held)).locator("#memory td[data-label='share']").all_text_contents()
+    assert shares == [percent_text(size / 1000) for size in sorted(sizes.values(), reverse=True)]
 
 
 def test_charts_answer_to_keys(show, plan):

@@ -17,8 +17,9 @@ function showArrays(place) {
   inputs(place, "Inputs", collapsed ? data.arrays.filter((a) => a.splits.length || a.pinned) : data.arrays);
   if (!collapsed) return;
   const count = plural(sum(replicated.map((a) => a.number)), "input");
-  const rest = make("details", { ontoggle: () => rest.childElementCount > 1 || inputs(rest, "Replicated inputs", replicated) }, make("summary", {}, `${count} whole on every device: ${bytesText(sum(replicated.map((a) => a.bytes)))} of each`));
-  addEventListener("beforeprint", () => (rest.open = true));
+  const unfold = () => rest.childElementCount > 1 || inputs(rest, "Replicated inputs", replicated);
+  const rest = make("details", { ontoggle: unfold }, make("summary", {}, `${count} whole on every device: ${bytesText(sum(replicated.map((a) => a.bytes)))} of each`));
+  beforePrint.push(() => unfold((rest.open = true)));
   place.append(rest);
 }
 

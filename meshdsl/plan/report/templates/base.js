@@ -42,8 +42,9 @@ function scaled(value, units) {
 const bytesText = (n) => (n ? scaled(n, ["B", "kB", "MB", "GB", "TB", "PB"]) : "0 B");
 const secondsText = (s) => (!s ? "0 s" : s < 5e-9 ? `${digits(s * 1e9)} ns` : scaled(s * 1e6, ["us", "ms", "s"]));
 function percent(part, whole) {
-  const share = whole ? (100 * part) / whole : 0;
-  return share === 0 ? "0%" : Math.abs(share) < 0.05 ? "below 0.1%" : `${share.toFixed(1)}%`;
+  const share = whole ? part / whole : 0;
+  if (share > 0 && share < 1e-5) return "below 0.001%";
+  return share >= 0.0995 ? `${(100 * share).toFixed(0)}%` : `${Number((100 * share).toPrecision(2))}%`;
 }
 const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 const sum = (values) => values.reduce((a, b) => a + b, 0);
@@ -66,12 +67,20 @@ const stacked = (parts, most) =>
   make("span", { class: "bar", "aria-hidden": "true" }, ...parts.map(([color, value, title]) =>
     make("i", { style: `background:var(--${color})`, width: `${most ? (100 * value) / most : 0}%`, title })));
 
-// Charts are redrawn when their width changes.
+// What is to be done before the page is printed, when all sections are filled, and after that.
+const beforePrint = [], afterPrint = [];
+const PAPER = 720; // pixels across a sheet
+
+// Charts are redrawn when their width changes; on paper they are scaled from the width of a sheet.
 function atWidth(place, paint) {
-  let width = 0;
-  new ResizeObserver(() => {
-    if (place.clientWidth !== width) paint((width = place.clientWidth));
-  }).observe(place);
+  let width = 0, printing = false;
+  const fit = () => {
+    const now = printing ? PAPER : place.clientWidth;
+    if (now !== width) paint((width = now));
+  };
+  new ResizeObserver(fit).observe(place);
+  beforePrint.push(() => fit((printing = true)));
+  afterPrint.push(() => fit((printing = false)));
 }
 
 const tip = document.getElementById("tip");

@@ -59,8 +59,9 @@ function tileOf(line, { x, y, w, h }, color, amount, share) {
   const tile = draw("a", { href: `#line-${line.position}` });
   const sides = { x: x.toFixed(1), y: y.toFixed(1), width: Math.max(0, w - 1).toFixed(1), height: Math.max(0, h - 1).toFixed(1) };
   tile.append(draw("title", {}, title), draw("rect", { ...sides, style: `fill:${color}` }));
-  const said = [w > 60 && h > 18 ? `${line.source} ${amount}` : "", w > 90 && h > 40 ? line.function : ""];
-  said.filter(Boolean).forEach((text, row) => tile.append(draw("text", { x: x + 5, y: y + 14 + 15 * row }, text.slice(0, Math.floor((w - 8) / LETTER)))));
+  const letters = Math.floor((w - 8) / LETTER), named = `${line.source} ${amount}`;
+  const said = [w > 60 && h > 18 ? (named.length > letters ? line.source : named) : "", w > 90 && h > 40 ? line.function : ""];
+  said.filter(Boolean).forEach((text, row) => tile.append(draw("text", { x: x + 5, y: y + 14 + 15 * row }, text.slice(0, letters))));
   return tile;
 }
 

@@ -44,7 +44,11 @@ function follow() {
   else section(target).scrollIntoView();
 }
 
-addEventListener("beforeprint", () => Object.keys(SECTIONS).forEach(fill));
+addEventListener("beforeprint", () => {
+  Object.keys(SECTIONS).forEach(fill);
+  for (const act of beforePrint) act(); // which may add more
+});
+addEventListener("afterprint", () => afterPrint.forEach((act) => act()));
 addEventListener("hashchange", follow);
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href^='#']");

@@ -7,7 +7,7 @@ function showMemory(place) {
   const peak = points.reduce((best, point, i) => (point[0] > points[best][0] ? i : best), 0);
   const label = `Memory over ${plural(points.length, "program point")}: ${bytesText(data.memory)} at the peak, ${placeOf(points[peak])}. Arrow keys move along.`;
   const chart = draw("svg", { role: "img", tabindex: "0", "aria-label": label, height: "220" });
-  const held = make("div");
+  const held = make("div", {}, make("h3", {}, `Live at the peak: ${placeOf(points[peak])}`));
   place.append(make("p", { class: "soft" }, "Predicted bytes per device in program order (loops once), coloured by phase: ", ...PHASES.map((phase) => make("span", { class: "kind", "--of": `var(--${phase})` }, `${phase} `))), chart, pictureButtons(chart, "memory"), held);
   let x = (i) => i;
   atWidth(chart, (width) => { x = paintMemory(chart, points, peak, width); });
@@ -18,7 +18,7 @@ function showMemory(place) {
     rows: data.held,
     text: (row) => row[0],
     columns: [
-      { label: `live at ${placeOf(points[peak])}`, class: "long", key: (row) => row[0], cell: (row) => make("code", { class: "clip" }, row[0], row[1] > 1 ? make("span", { class: "soft" }, ` ×${row[1]}`) : "") },
+      { label: "buffer", class: "long", key: (row) => row[0], cell: (row) => make("code", { class: "clip" }, row[0], row[1] > 1 ? make("span", { class: "soft" }, ` ×${row[1]}`) : "") },
       { label: "bytes", class: "number", first: "descending", start: true, key: (row) => row[2], cell: (row) => bytesText(row[2]) },
       { label: "share", class: "number", cell: (row) => percent(row[2], data.memory) },
       { label: unseen("share, drawn"), class: "share", cell: (row) => stacked([["held", row[2], ""]], data.memory) },
@@ -45,7 +45,7 @@ function paintMemory(chart, points, peak, width) {
     from = i;
   }
   if (near) chart.append(draw("line", { class: "limit", x1: left, x2: right, y1: y(data.limit), y2: y(data.limit) }), draw("text", { x: left + 4, y: y(data.limit) + 13 }, `${data.topology} has ${bytesText(data.limit)}`));
-  else chart.append(draw("text", { x: right, y: top - 8, "text-anchor": "end" }, `${data.topology} has ${bytesText(data.limit)}, ${digits(data.limit / data.memory)} times the peak`));
+  else chart.append(draw("text", { x: right, y: bottom + 15, "text-anchor": "end" }, `${data.topology} has ${bytesText(data.limit)}, ${digits(data.limit / data.memory)} times the peak`));
   const at = x(peak + 0.5), side = at > width / 2 ? "end" : "start";
   chart.append(draw("circle", { cx: at, cy: y(data.memory), r: 3, style: "fill:var(--text)" }));
   chart.append(draw("text", { x: at + (side === "end" ? -8 : 8), y: y(data.memory) - 8, "text-anchor": side }, `peak ${bytesText(data.memory)}, ${shown(lines[points[peak][1]].source, 40)}`));

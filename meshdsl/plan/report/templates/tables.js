@@ -46,7 +46,7 @@ function table(place, { name, rows, columns, filters = {}, text, noun = "row" })
   scroller.addEventListener("scroll", () => {
     if (scroller.scrollTop + scroller.clientHeight > scroller.scrollHeight - 400) grow();
   });
-  addEventListener("beforeprint", () => grow(Infinity));
+  beforePrint.push(() => grow(Infinity));
   const search = make("input", { type: "search", "aria-label": `Search ${name.toLowerCase()}`, placeholder: "search", oninput: () => { state.query = search.value; update(); } });
   const selects = Object.entries(filters).map(([label, of]) => select(label, [...new Set(rows.map(of))].sort(), (value) => { state.picked[label] = value; update(); }));
   place.append(make("div", { class: "controls" }, search, ...selects, count), scroller);
