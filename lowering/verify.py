@@ -24,7 +24,9 @@ from meshdsl.lowering.hlo.collectives import CompiledCollective, collectives_of_
 from meshdsl.lowering.hlo.dedup import deduplicate
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import Module, parse_module
-from meshdsl.util.text import bytes_text
+from meshdsl.util.text import bytes_text, table
+
+Rows = Sequence[Sequence[str]]
 
 # ---- Report ----------------------------------------------------------------------------------------------------------
 
@@ -92,30 +94,35 @@ class VerifyReport:
         return all(line.equal for line in self.lines)
 
     def __str__(self) -> str:
-        head = f"{'collective':20} {'axes':20} {'planned bytes':>16} {'compiled bytes':>16}"
-        if self.target:
-            head = f"{head.removesuffix('compiled bytes')} lowered bytes {'compiled bytes':>16}"
-        rows = [head, *map(line_text, self.lines)] if self.lines else [f"{head}\nno collectives, as planned"]
-        held = _held_line(self.held, bool(self.target)) if self.held else []
         first = [f"compiled for {self.target}"] if self.target else []
-        return "\n".join([*first, *rows, *held, *(f"note: {note}" for note in self.notes)])
+        none = [] if self.lines else ["no collectives, as planned"]
+        return "\n".join([*first, *table(self._rows()), *none, *(f"note: {note}" for note in self.notes)])
+
+    def _rows(self) -> Rows:
+        """The table: bytes per kind and axes, memory and FLOPs."""
+        lowered = ["lowered bytes"] if self.target else []
+        rows = [["collective", "axes", "planned bytes", *lowered, "compiled bytes"], *map(_line, self.lines)]
+        held, gap = self.held, [""] if self.target else []
+        if held:
+            flops = f"{held.flops:.4g}", f"{held.compiled_flops:.4g}"
+            rows.append(["memory", "per device", bytes_text(held.memory), *gap, bytes_text(held.compiled_memory)])
+            rows.append(["product FLOPs", "per device", flops[0], *gap, flops[1]])
+        return _aligned(rows)
 
 
-def line_text(line: VerifyLine) -> str:
+def _line(line: VerifyLine) -> list[str]:
     """Returns a row of the table, with the difference if there is one."""
-    mark = "" if line.equal else f"   differs by {_count(line.compiled - line.planned, '+')}"
-    made = "" if line.made is None else f" {_count(line.made):>16}"
-    return f"{line.kind:20} {line.axes:20} {_count(line.planned):>16} {_count(line.compiled):>16}{made}{mark}"
+    made = [] if line.made is None else [_count(line.made)]
+    mark = [] if line.equal else [f"differs by {_count(line.compiled - line.planned, '+')}"]
+    return [line.kind, line.axes, _count(line.planned), _count(line.compiled), *made, *mark]
 
 
-def _held_line(held: DeviceUsage, lowered: bool) -> list[str]:
-    """The rows of memory and FLOPs, below those of the collectives."""
-    gap = " " * 17 if lowered else ""
-    pairs = {
-        "memory": (bytes_text(held.memory), bytes_text(held.compiled_memory)),
-        "FLOPs of products": (f"{held.flops:.4g}", f"{held.compiled_flops:.4g}"),
-    }
-    return [f"{what + ' per device':41} {ours:>16} {gap}{theirs:>16}" for what, (ours, theirs) in pairs.items()]
+def _aligned(rows: Sequence[Sequence[str]]) -> Rows:
+    """Returns rows of equal length, with the numbers of a column below each other; their first two cells are names."""
+    count = max(map(len, rows))
+    columns = list(zip(*([*row, *[""] * (count - len(row))] for row in rows), strict=True))
+    numbers = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns[2:]]
+    return list(zip(*columns[:2], *numbers, strict=True))
 
 
 def _count(number: Fraction, sign: str = "") -> str:
@@ -235,7 +242,7 @@ def _join_halves(planned: dict[Key, Fraction], compiled: dict[Key, Fraction]) ->
 
 
 def _difference(report: VerifyReport, judged: str) -> str:
-    rows = [line_text(line) for line in report.lines if not line.equal]
+    rows = list(table(_aligned([_line(line) for line in report.lines if not line.equal])))
     equal = sum(line.equal for line in report.lines)
     title = f"the {judged} program does not communicate as planned (bytes per device and step)"
     text = {"compiled": "sharded.lower(*args).compile().as_text()", "lowered": "sharded.lower(*args).as_text('hlo')"}

@@ -10,39 +10,20 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.highlighter import Highlighter
 from rich.status import Status
-from rich.text import Text
 
 from meshdsl.errors import ArgumentError
-from meshdsl.util.text import terminal_width, visible, wrapped
+from meshdsl.util.terminal import print_fitted, terminal
 
 JSON_VERSION = 1  # of what --json prints; raised when a field is renamed, removed or means something else
-KIND_COLORS = {  # those of the report
-    "all-gather": "#5b9bdf",
-    "reduce-scatter": "#3bb08d",
-    "all-reduce": "#e0853f",
-    "all-to-all": "#b07fd4",
-    "collective-permute": "#c4ad3a",
-}
 
-
-class KindHighlighter(Highlighter):
-    """Colours the kinds of collectives, wherever they are named."""
-
-    def highlight(self, text: Text) -> None:
-        """Colours the text in place."""
-        for kind, color in KIND_COLORS.items():
-            text.highlight_words([kind], color)
-
-
-out = Console(highlighter=KindHighlighter(), soft_wrap=True)
+out = terminal()
 progress = Console(stderr=True, highlight=False)
 
 
@@ -72,7 +53,7 @@ class _CompileNotice(logging.Handler):
     def __init__(self, text: str, status: Status) -> None:
         super().__init__()
         self._text, self._status, self._logger = text, status, logging.getLogger("meshdsl.compile")
-        self._level = self._logger.level
+        self._before = self._logger.level, self._logger.propagate
 
     def emit(self, record: logging.LogRecord) -> None:
         """Adds the reason to the line."""
@@ -81,10 +62,12 @@ class _CompileNotice(logging.Handler):
     def __enter__(self) -> None:
         self._logger.addHandler(self)
         self._logger.setLevel(logging.INFO)
+        self._logger.propagate = False  # to handlers that the program's libraries have set up
 
     def __exit__(self, *_: object) -> None:
         self._logger.removeHandler(self)
-        self._logger.setLevel(self._level)
+        level, self._logger.propagate = self._before
+        self._logger.setLevel(level)
 
 
 @contextmanager
@@ -112,8 +95,7 @@ def show(command: str, text: object, facts: Mapping[str, Any], as_json: bool) ->
         head = {"format": f"meshdsl {command} --json", "version": JSON_VERSION}
         print(json.dumps(_plain({**head, **facts}), indent=2, allow_nan=False))
     else:
-        with terminal_width(out.width) if out.is_terminal else nullcontext():
-            out.print(visible(wrapped(str(text)), allowed="\n"), markup=False)
+        print_fitted(out, lambda: str(text))
 
 
 def _plain(value: Any) -> Any:

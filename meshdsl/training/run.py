@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from meshdsl.api import Program, Sharded
 from meshdsl.api.program import parallelize_program
@@ -28,6 +27,7 @@ from meshdsl.trace.pure_step import Maker
 from meshdsl.training.batches import Batches, sharded_feed
 from meshdsl.training.checkpoint import State
 from meshdsl.training.loop import Outcome, Run, Step, restore_newest, train
+from meshdsl.util.terminal import print_fitted, terminal
 
 _REQUIRED = {  # fields of a program that training needs, with their purpose
     "init": "it makes the arguments before the batch",
@@ -197,7 +197,7 @@ class Session:
     def __post_init__(self) -> None:
         """Makes the console, which is quiet unless this is the first process."""
         self.program = with_made_state(self.program)
-        self._console = Console(highlight=False, quiet=not self.is_first)
+        self._console = terminal(quiet=not self.is_first)
 
     @property
     def is_first(self) -> bool:
@@ -220,8 +220,8 @@ class Session:
         if self.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             plan.save(self.folder / "plan.json")
-        self._console.print(summary_text(plan), markup=False, soft_wrap=True)
-        self._console.print(f"\nthe whole plan: {self.folder / 'plan.json'}")
+        print_fitted(self._console, lambda: summary_text(plan))
+        self._console.print(f"\nthe whole plan: {self.folder / 'plan.json'}", markup=False)
         return sharded
 
     def _report(self, outcome: Outcome, run: Run) -> None:
@@ -230,4 +230,4 @@ class Session:
         if outcome.stopped:
             self._console.print(f"stopped after step {outcome.done} of {run.steps}; --resume continues")
         picture = draw_curves(outcome.history, self.folder / "curves.png")
-        self._console.print(f"curves: {picture}   metrics: {self.folder / 'metrics.jsonl'}")
+        self._console.print(f"curves: {picture}   metrics: {self.folder / 'metrics.jsonl'}", markup=False)

@@ -120,7 +120,7 @@ def _stacked(rows: Sequence[Sequence[str]], widths: Sequence[int], terminal: int
     beside = max(sum(end <= terminal for end in ends), 1)
     for row in rows:
         yield (" " * _GAP).join(text.ljust(width) for text, width in zip(row[:beside], widths, strict=False)).rstrip()
-        below = (" " * _GAP).join(filter(None, row[beside:]))
+        below = (" " * _GAP).join(filter(None, map(str.strip, row[beside:])))
         yield from _lines_of(below, terminal, " " * _INDENT, " " * _INDENT)
 
 

@@ -4,13 +4,16 @@ import os
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from meshdsl.cli import output
+from meshdsl.lowering.verify import DeviceUsage, VerifyLine, VerifyReport
+from meshdsl.plan.text import summary_text
+from meshdsl.util.terminal import print_fitted, terminal
 from meshdsl.util.text import table, terminal_width
 from tests.programs import small_plan
 
@@ -22,13 +25,12 @@ import meshdsl as md
 array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
 program = md.Program(lambda w, x: w - (x.T @ (x @ w)), (array(8, 4), array(16, 8)), layouts={"x": "data=S(0)"})
 """
+SENT = [("reduce-scatter", 1_234_567_890, 1_234_567_890, 0, 12), ("all-gather", 458_752, 1, 0, 458_752)]
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def shown(monkeypatch, width, terminal=True):
-    screen = Console(
-        highlighter=output.KindHighlighter(), soft_wrap=True, file=StringIO(), width=width, force_terminal=terminal
-    )
+def shown(monkeypatch, width, is_terminal=True):
+    screen = terminal(file=StringIO(), width=width, force_terminal=is_terminal)
     monkeypatch.setattr(output, "out", screen)
     output.show("plan", small_plan(), {}, as_json=False)
     return screen.file.getvalue()
@@ -41,15 +43,31 @@ def test_lines_are_as_wide_as_the_terminal_and_lose_nothing(monkeypatch, width):
     assert text.split() == str(small_plan()).split()
 
 
+def fitted(text, width):
+    screen = terminal(file=StringIO(), width=width, force_terminal=True)
+    print_fitted(screen, text)
+    return COLORS.sub("", screen.file.getvalue())
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+def test_verification_and_the_summary_of_a_training_run_fit(width):
+    lines = [VerifyLine(kind, "data,model", *map(Fraction, sizes)) for kind, *sizes in SENT]
+    report = VerifyReport(tuple(lines), ("a note",), DeviceUsage(10, 2e9, 11, 3 * 10**9), "tpu-v5e:4x4")
+    for text in (lambda: str(report), lambda: summary_text(small_plan())):
+        shown = fitted(text, width)
+        assert max(map(len, shown.splitlines())) <= width
+        assert shown.split() == text().split()
+
+
 def test_kinds_have_a_colour_each_on_a_terminal_only(monkeypatch):
     found = re.findall(r"(\x1b\[[0-9;]+m)(all-gather|all-reduce)\x1b\[0m", shown(monkeypatch, 120))
     assert len({kind for _, kind in found}) == len(set(found)) == len({color for color, _ in found}) == 2
-    assert shown(monkeypatch, 60, terminal=False) == f"{small_plan()}\n"
+    assert shown(monkeypatch, 60, is_terminal=False) == f"{small_plan()}\n"
 
 
 def test_a_plan_says_that_it_compiles_loops(monkeypatch, tmp_path):
     """A first plan, with an empty cache, on a terminal, and a second one."""
-    (tmp_path / "step.py").write_text(STEP)
+    (tmp_path / "step.py").write_text(f"import logging\nlogging.basicConfig()\n{STEP}")
     environment = {
         "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
         "PYTHONPATH": str(ROOT),
@@ -62,7 +80,7 @@ def test_a_plan_says_that_it_compiles_loops(monkeypatch, tmp_path):
         for _ in range(2)
     ]
     notice = b"the first plan on this machine compiles the planner's loops"
-    assert notice in said[0] and notice not in said[1]
+    assert notice in said[0] and notice not in said[1] and b"INFO" not in said[0]
 
 
 def test_columns_without_room_go_below_their_row():

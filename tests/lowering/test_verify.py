@@ -35,9 +35,9 @@ def test_combined_collectives_are_equal():
     ]
     report = verify_text(planned, TEXT, MESH)
     assert str(report).splitlines() == [
-        "collective           axes                    planned bytes   compiled bytes",
-        "all-gather           y                                 128              128",
-        "all-reduce           y                                 160              160",
+        "collective  axes  planned bytes  compiled bytes",
+        "all-gather  y               128             128",
+        "all-reduce  y               160             160",
     ]
 
 
@@ -47,8 +47,8 @@ def test_difference_is_named():
         verify_text([*planned, Planned("all-to-all", ("y", "x"), 1024, 2)], TEXT, MESH)
     assert str(caught.value).splitlines() == [
         "the compiled program does not communicate as planned (bytes per device and step)",
-        "  all-reduce           y                                 480              160   differs by -320",
-        "  all-to-all           x,y                             2,048                0   differs by -2,048",
+        "  all-reduce  y      480  160    differs by -320",
+        "  all-to-all  x,y  2,048    0  differs by -2,048",
         "1 other rows agree; the compiled text is sharded.lower(*args).compile().as_text()",
     ]
 
