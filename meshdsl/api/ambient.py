@@ -178,10 +178,16 @@ def explicit_mesh(devices: jax.sharding.Mesh, leaves: Iterable[Any]) -> jax.shar
 
 def typed_shape(x: Any, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Return the shape of an argument with its sharding, if that is a part of its type: over Explicit axes."""
-    at = getattr(x, "sharding", None)
-    if not isinstance(at, NamedSharding) or AxisType.Explicit not in at.mesh.axis_types:
+    at = explicit_type(x)
+    if at is None:
         return shape
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, weak_type=shape.weak_type, sharding=at)
+
+
+def explicit_type(x: Any) -> NamedSharding | None:
+    """Return the sharding of an argument if that is a part of its type."""
+    at = getattr(x, "sharding", None)
+    return at if isinstance(at, NamedSharding) and AxisType.Explicit in at.mesh.axis_types else None
 
 
 def without_types(x: Any) -> Any:

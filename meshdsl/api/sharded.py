@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 import jax
 
-from meshdsl.api.ambient import JaxSettings, call_settings, explicit_mesh
+from meshdsl.api.ambient import JaxSettings, call_settings, explicit_mesh, explicit_type
 from meshdsl.api.axis_names import inner_of_pmap
 from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest_kind
 from meshdsl.api.check import check_step
@@ -23,7 +24,7 @@ from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
 from meshdsl.api.options import Options, parse_options, parse_pin_changes
 from meshdsl.api.plan_variants import PlannedProgram
-from meshdsl.api.stages import CallStages, trace_for
+from meshdsl.api.stages import CallStages, check_inferred_specs, trace_for
 from meshdsl.errors import shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
@@ -40,8 +41,9 @@ from meshdsl.schedules.spec import Pipeline
 from meshdsl.shardings import Stated, StatedMesh
 from meshdsl.trace import Call, PureStep, flatten_call
 from meshdsl.trace.arguments import check_values, static_keys, step_name
-from meshdsl.trace.objects import bind, has_cycles, is_object
+from meshdsl.trace.objects import bind, has_cycles, is_module, is_object
 from meshdsl.trace.pure_step import Maker
+from meshdsl.trace.shard_maps import explicit_specs
 
 __all__ = ["Options", "Sharded", "parallelize"]
 
@@ -171,7 +173,9 @@ class Sharded(Generic[Params, Result]):
         self._traced: dict[CallKind, TracedProgram] = {}  # likewise; shared with ``with_pins`` unless pins matter
         self._starts: dict[CallKind, PlannedProgram] = {}  # plans under the pins before ``with_pins``
         self._warned: set[str] = set()
+        self._typed: set[tuple[CallKind, Any]] = set()  # kinds and types over Explicit axes that have this program
         self._forms: dict[Any, CallForm] = {}  # by form of call, for ``__call__``
+        self._acyclic: WeakValueDictionary[int, Any] = WeakValueDictionary()  # objects of earlier calls
         self._static: dict[Any, tuple[int | str, ...]] = {}  # static arguments, by number of arguments and keywords
         self._has_static = bool(options.static_argnums or options.static_argnames)
 
@@ -190,7 +194,7 @@ class Sharded(Generic[Params, Result]):
           DeviceError: there are fewer devices than the mesh has.
         """
         arguments, static = self._split(args, kwargs) if self._has_static else ((args, kwargs), ())
-        cyclic = not self._forms and has_cycles(arguments)  # of which no form is kept
+        cyclic = self._is_cyclic((*args, *kwargs.values()), arguments)  # of which no form is kept
         leaves, tree = jax.tree.flatten(arguments, is_object if cyclic else None)
         key = tree, static, call_settings(), self._looks(tree, leaves)
         try:
@@ -417,6 +421,7 @@ class Sharded(Generic[Params, Result]):
             devices, program = None, self._traced.get(kind.anywhere)
             if program is None:
                 devices, program = trace_for(self.step, options, call, kind)
+                self._typed.add((kind.anywhere, tuple(map(explicit_type, call.leaves))))
             if devices is None:
                 self._traced[kind.anywhere] = program
             start = self._starts.get(kind) if devices is None else None  # else the program depends on the pins
@@ -425,7 +430,11 @@ class Sharded(Generic[Params, Result]):
             if stages.uneven:
                 log.warning("%s: %s", stages.traced.name, "; ".join(shortened(stages.uneven_notes)))
             self._stages[kind] = stages
-        return self._stages[kind]
+        stages, types = self._stages[kind], (kind.anywhere, tuple(map(explicit_type, call.leaves)))
+        if types not in self._typed and explicit_specs(stages.traced):
+            check_inferred_specs(self.step, stages.options, call, kind, stages.traced)
+            self._typed.add(types)
+        return stages
 
     def _stages_taking(self, kind: CallKind, given: GivenLayouts) -> CallStages | None:
         """Return the stages of the same call with arguments elsewhere, if its plan takes them where they lie now.
@@ -495,6 +504,21 @@ class Sharded(Generic[Params, Result]):
         if found is not None and list(map(leaf_type, found[0])) == list(map(leaf_type, call.leaves)):
             settled = CallForm(form.executable, found[0], tree, leaves, form.binding)
             self._forms[tree, key[1], key[2], self._looks(tree, leaves)] = settled
+
+    def _is_cyclic(self, given: Sequence[Any], arguments: Any) -> bool:
+        """Return whether objects refer to each other in a circle; looked up for the first calls, and for new objects.
+
+        Args:
+          given: the arguments themselves.
+          arguments: their tree.
+        """
+        new = [x for x in given if is_module(x) and self._acyclic.get(id(x)) is not x]
+        if self._forms and not new:
+            return False
+        found = has_cycles(arguments)
+        if not found:
+            self._acyclic.update((id(x), x) for x in new)
+        return found
 
     def _looks(self, tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return how the arguments of a call look, and where they lie if that pins them."""

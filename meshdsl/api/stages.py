@@ -93,6 +93,20 @@ def trace_for(
     return found
 
 
+def check_inferred_specs(
+    step: Callable[..., Any], options: Options, call: Call, kind: CallKind, traced: TracedProgram
+) -> None:
+    """Raise TraceError if shard_maps infer other specs from this call's types than in the program of its kind.
+
+    Specs that the user states hold wherever arguments lie, even where jax would compare them with types.
+    """
+    try:
+        check_stated_specs(traced, trace_for(step, options, call, kind)[1])
+    except TraceError as error:
+        if not asks_for_types(error):
+            raise
+
+
 def stage(compute: "Callable[[CallStages], Stage]") -> "cached_property[Stage]":
     """Return the stage as a property that is computed once, under the settings of the call's kind."""
 

@@ -39,6 +39,12 @@ def is_object(x: Any) -> bool:
     return nnx is not None and isinstance(x, (nnx.Pytree, nnx.Variable))
 
 
+def is_module(x: Any) -> bool:
+    """Whether ``x`` is an object of nnx that may refer to others: any but a variable."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(x, nnx.Pytree)
+
+
 def holds_objects(tree: Any) -> bool:
     """Whether a tree of arguments holds objects of nnx."""
     return "flax.nnx" in sys.modules and any(map(is_object, jax.tree.leaves(tree, is_leaf=is_unit)))

@@ -649,3 +649,11 @@ def test_train_state():
         values.append(float(value))
     assert values[2] < values[0]
     assert len(sharded._stages) == 1
+
+
+def test_a_circle_after_a_tree():
+    """Calls without circles do not make jax flatten one, which would use up the interpreter's stack."""
+    circle, line = Parent(nnx.Rngs(0)), nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    sharded = md.parallelize(lambda model, x: model(x), MESH)
+    for model in (line, circle, circle, line):
+        np.testing.assert_allclose(sharded(model, X), model(X), rtol=1e-5)

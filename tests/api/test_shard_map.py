@@ -377,6 +377,26 @@ def test_specs_that_are_not_stated(ambient):
         md.parallelize(step, MESH).plan(x)
 
 
+def test_specs_that_are_not_stated_in_a_later_call():
+    """A plan of arrays without types does not run for typed ones, of which a device has other blocks."""
+    whole = lambda x: jax.shard_map(lambda x: x * 2, mesh=TYPED, out_specs=P("data"))(x)[:8]  # noqa: E731
+    placed = [jax.device_put(X, NamedSharding(TYPED, spec)) for spec in (P(), P("data"))]
+    sharded = md.parallelize(whole, MESH)
+    same(sharded(X), jax.jit(whole)(X))
+    same(sharded(placed[0]), jax.jit(whole)(placed[0]))
+    for run in (sharded, sharded.verify, sharded.with_pins({"x": "model=S(1)"}).plan):
+        with pytest.raises(md.TraceError, match=r"test_shard_map.py:\d+: its in_specs are not stated"):
+            run(placed[1])
+
+
+def test_stated_specs_hold_wherever_later_arguments_lie():
+    sharded = md.parallelize(lambda x: centred(jnp.eye(8), x), MESH, outputs={"*": "model=S(1)"})
+    first = jax.device_put(X, NamedSharding(TYPED, P("data")))
+    for x in (first, jax.device_put(X, NamedSharding(TYPED, P())), X, sharded(first)):
+        sines = np.sin(np.asarray(x))
+        same(sharded(x), sines - np.tile(sines.reshape(4, 2, 8).mean(0), (4, 1)), atol=1e-5)
+
+
 def test_the_page_of_the_docs(capsys):
     page = (Path(__file__).parents[2] / "docs" / "howto" / "shard_map.md").read_text()
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1), {})
