@@ -1,8 +1,10 @@
 """Regions of dims: what is computed from a part of a dim and then reduced is computed where the part lies.
 
     sum(f(x[1024:]))                 sum(select(i >= 1024, f(x), 0))           a far slice, masked
+    sum(f(x[::3]))                   sum(select(i % 3 == 0, f(x), 0))          likewise
     sum(f(concatenate [x, y]))       sum(f(x)) + sum(f(y))                     pieces, each reduced by itself
     sum(f(pad(x, (3, 3))))           sum(f(x)) + sum(f(zeros of 6 places))     likewise
+    cumsum(concatenate [x, y])       cumsum(x), sum(x) + cumsum(y)             pieces, reduced or cut out behind it
 
 The blocks of half a dim are not those of the dim, and those of joined arrays are not those of any of them, so a slice
 that leaves much out, or a join, moves nearly all of its operand. In these forms nothing moves. But a mask computes as
@@ -11,7 +13,8 @@ else. So this is a variant of the program, and ``api.plan_variants`` takes it if
 
 Far slices are found and masked by ``trace.passes.align_shifts``. Here joins are taken apart: a class of dims that are
 treated alike is *joined* if it is produced by concatenations and pads with the same joints, passes elementwise
-operations, and ends in reductions, or in slices that cut out one of the pieces, as in gradients.
+operations and products of its rows, and ends in reductions and products that sum it, or in slices that cut out one of
+the pieces, as in gradients.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,22 +29,28 @@ from jax import lax
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.rewrite import Table, copied, fresh_ids, look_up, renumber, substitute, with_ops
-from meshdsl.rules.dim_groups import ELEMENTWISE, padded_params
+from meshdsl.rules.dim_groups import ELEMENTWISE, RUNNING, padded_params
 from meshdsl.trace.passes.align_shifts import align_shifts
 from meshdsl.trace.passes.alignment import DimClasses, ValueDim, aligned_groups
 from meshdsl.trace.passes.dce import dce
 from meshdsl.trace.read_jaxpr import written
 from meshdsl.util.lazy import memoize_by_object
 
-_ALIKE = ELEMENTWISE | frozenset("broadcast_in_dim iota transpose squeeze concatenate pad slice split".split())
-_COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+_ALIKE = ELEMENTWISE | frozenset(
+    "broadcast_in_dim iota transpose reshape squeeze concatenate pad slice split dot_general".split()
+)
+_Combine = Callable[[jax.Array, jax.Array], jax.Array]
+_COMBINE: dict[str, _Combine] = {  # what a reduction, or a product that sums a dim, gives for pieces of the dim
     "reduce_sum": lax.add,
     "reduce_prod": lax.mul,
     "reduce_max": lax.max,
     "reduce_min": lax.min,
     "reduce_and": lax.bitwise_and,
     "reduce_or": lax.bitwise_or,
+    "dot_general": lax.add,
 }
+_RUNNING: dict[str, _Combine] = {"cumsum": lax.add, "cumprod": lax.mul, "cummax": lax.max, "cummin": lax.min}
+MOST_PIECES = 64  # into which a class is taken apart
 Places = tuple[int, int, int]  # the first one, the distance between them, and how many
 
 
@@ -122,6 +131,19 @@ def _touched(op: Op, d: int) -> bool:
     return op.name in ("pad", "slice") and op.inputs[0].shape[d] != op.outputs[0].shape[d]
 
 
+def _combines(op: Op, i: int, d: int) -> bool:
+    """Whether an operation combines the elements along dim ``d`` of operand ``i``, so that its results lack the dim."""
+    if op.name == "dot_general":
+        contracted, _ = op.params["dimension_numbers"]
+        return i < len(op.inputs) and d in contracted[i]
+    return op.name in _COMBINE and i == 0 and d in op.params["axes"]
+
+
+def _runs(op: Op, d: int) -> bool:
+    """Whether an operation is a running reduction along dim ``d`` that can be continued from piece to piece."""
+    return op.name in _RUNNING and op.params["axis"] == d and RUNNING[op.name](op.outputs[0].dtype) is not None
+
+
 def _joined_class(graph: Graph) -> tuple[dict[int, int], Joints] | None:
     """Returns the dims, by value, of a class that can be taken apart, and its joints; None if there is none."""
     if not any(op.name in ("concatenate", "pad") for op in graph.ops):
@@ -131,7 +153,7 @@ def _joined_class(graph: Graph) -> tuple[dict[int, int], Joints] | None:
     joints: dict[ValueDim, set[Joints | None]] = {}
     cuts: dict[ValueDim, set[Places | None]] = {}
     found: dict[ValueDim, dict[int, int]] = {}
-    reduced: set[ValueDim] = set()
+    reduced, running, in_products = set[ValueDim](), set[ValueDim](), set[ValueDim]()
     fixed = {classes.find((v.id, d)) for v in graph.inputs for d in range(len(v.shape))}
     for op in graph.ops:
         atoms, groups = (*op.inputs, *op.outputs), aligned_groups(op)
@@ -142,7 +164,9 @@ def _joined_class(graph: Graph) -> tuple[dict[int, int], Joints] | None:
             c, result = classes.find((x.id, d)), i >= len(op.inputs)
             if found.setdefault(c, {}).setdefault(x.id, d) != d:
                 fixed.add(c)  # two dims of one array
-            if alike and op.name in _COMBINE and not result and d in op.params["axes"]:
+            if op.name == "dot_general":
+                in_products.add(c)
+            if alike and _combines(op, i, d):
                 reduced.add(c)
             elif alike and op.name in _ALIKE and _touched(op, d):
                 if op.name in ("concatenate", "pad") and result:
@@ -151,13 +175,24 @@ def _joined_class(graph: Graph) -> tuple[dict[int, int], Joints] | None:
                     cuts.setdefault(c, set()).update(_cut_out(op, d))
                 else:
                     fixed.add(c)
-            elif not alike or op.name not in _ALIKE | _COMBINE.keys() or (i, d) not in tied:
+            elif alike and _runs(op, d):
+                running.add(c)
+            elif not alike or op.name not in _ALIKE | _COMBINE.keys() | _RUNNING.keys() or (i, d) not in tied:
                 fixed.add(c)
+    cut, made_of = set[ValueDim](), dict[ValueDim, set[ValueDim]]()
+    for s in classes.shifts:
+        source, made = classes.find(s.source), classes.find(s.result)
+        made_of.setdefault(made, set()).add(source)
+        cut.update({made} if classes.size[s.source] > classes.size[s.result] else ())
     for c, kinds in joints.items():
         (own, *others) = kinds
-        if own is None or others or c in fixed or c not in reduced or not cuts.get(c, set()) <= {*own.pieces}:
+        ends = c in reduced or c in cuts
+        if own is None or others or c in fixed or not ends or not cuts.get(c, set()) <= {*own.pieces}:
             continue
-        if len(own.sizes) > 1 and min(own.sizes) > 0 and not (own.rest and _counts_along(graph, found[c])):
+        if (own.rest and c in running) or (c in in_products and made_of[c] <= cut):  # pieces that are split no better
+            continue
+        few = 1 < len(own.sizes) <= MOST_PIECES and min(own.sizes) > 0
+        if few and not (own.rest and _counts_along(graph, found[c])):
             return found[c], own
     return None
 
@@ -192,6 +227,8 @@ class _Splitter:
             d = self.dims[op.outputs[0].id]
             if _touched(op, d):
                 self.pieces[op.outputs[0].id] = self._joined(op, d)
+            elif _runs(op, d):
+                self.pieces[op.outputs[0].id] = self._continued(op, d)
             else:
                 parts = [self._parts(op, d, which) for which in range(len(self.joints.sizes))]
                 self.pieces.update(zip((v.id for v in op.outputs), map(list, zip(*parts, strict=True)), strict=True))
@@ -227,6 +264,25 @@ class _Splitter:
         first = self.joints.pieces[which][0]
         return [self._write(lambda x: x + jnp.asarray(first, x.dtype), [made[0]], op)]
 
+    def _continued(self, op: Op, d: int) -> list[Atom]:
+        """The pieces of a running reduction: each goes on from the reduction of those before it."""
+        combine, identity = _RUNNING[op.name], RUNNING[op.name](op.outputs[0].dtype)
+
+        def total(x: jax.Array) -> jax.Array:
+            return lax.expand_dims(lax.reduce(x, identity, combine, (d,)), (d,))
+
+        def go_on(x: jax.Array, before: jax.Array) -> jax.Array:
+            return combine(x, jnp.broadcast_to(before, x.shape))
+
+        order = list(range(len(self.joints.sizes)))[:: -1 if op.params["reverse"] else 1]
+        found: dict[int, Atom] = {}
+        before: Atom | None = None
+        for which in order:
+            (own,), own_total = self._parts(op, d, which), self._write(total, [self._piece(op.inputs[0], which)], op)
+            found[which] = own if before is None else self._write(go_on, [own, before], op)
+            before = own_total if before is None else self._write(combine, [before, own_total], op)
+        return [found[which] for which in sorted(order)]
+
     def _shape(self, v: Value, which: int) -> tuple[int, ...]:
         return tuple(self.joints.sizes[which] if e == self.dims[v.id] else n for e, n in enumerate(v.shape))
 
@@ -246,7 +302,7 @@ class _Splitter:
 
     def _reduced(self, op: Op, which: int) -> Value:
         made = Value(next(self.ids), op.outputs[0].shape, op.outputs[0].dtype)
-        self.ops.append(replace(op, inputs=(self._piece(op.inputs[0], which),), outputs=(made,)))
+        self.ops.append(replace(op, inputs=tuple(self._piece(x, which) for x in op.inputs), outputs=(made,)))
         return made
 
     def _piece(self, x: Atom, which: int) -> Atom:

@@ -95,7 +95,7 @@ class _Aligner:
     def _rewrite(self, op: Op) -> None:
         moves = shifted_dims(op, self.constants) if op.name in _MOVES else []
         atoms, first = (*op.inputs, *op.outputs), len(op.inputs)
-        if any(self._place(atoms[i], d) or self._place(atoms[first + j], e) for i, d, j, e, _ in moves):
+        if any(self._place(atoms[i], d) or self._place(atoms[first + j], e) for i, d, j, e, *_ in moves):
             self._move(op, moves)
         else:
             self._keep(op, aligned_groups(op) if self._touches(op) else [])
@@ -146,10 +146,11 @@ class _Aligner:
 
     def _count_from_offset(self, op: Op, counted: Value) -> None:
         """Makes the element at the offset of its grid the first one."""
-        offset = self._place_of(op.outputs[0], op.params["dimension"]).offset
-        if offset:
+        place = self._place_of(op.outputs[0], op.params["dimension"])
+        if place.offset or place.step > 1:
             form = next(iter(self.forms[op.outputs[0].id]))
-            made = self._emit(lambda x: x - np.asarray(offset, x.dtype), counted)
+            offset, step = (np.asarray(n, counted.dtype) for n in (place.offset, place.step))
+            made = self._emit(lambda x: lax.div(x - offset, step) if place.step > 1 else x - offset, counted)
             self.forms[op.outputs[0].id] = {form: made}
 
     # ---- Operations that shift ----
@@ -163,8 +164,12 @@ class _Aligner:
             self._update(op, moves)
 
     def _cut_or_pad(self, op: Op, moves: list[DimShift]) -> None:
-        """Every result is a pad of the operand, by negative amounts where it is cut; strides are applied last."""
-        x, strided = op.inputs[0], _strided(op)
+        """Every result is a pad of the operand, by negative amounts where it is cut; strides are applied last.
+
+        Along a dim whose elements are some of its grid's places, strides leave all elements where they are.
+        """
+        x, steps = op.inputs[0], _strided(op)
+        strided = {d for d in steps if not any(self._skips(y, d) for y in (x, *op.outputs))}
         fill = op.inputs[1] if op.name == "pad" else Literal(np.zeros((), x.dtype)[()], (), x.dtype)
         form = Form(self._full(x) - strided)
         for j, y in enumerate(op.outputs):
@@ -180,11 +185,15 @@ class _Aligner:
             finish = partial(_with_strides, op=op, strided=strided)
             self._set(y, made, lambda a, b, c=config, f=finish: f(_padded(a, b, c), b), held, fill)  # type: ignore[misc]
 
+    def _skips(self, x: Atom, d: int) -> bool:
+        place = self._place(x, d)
+        return place is not None and place.step > 1
+
     def _shows_beside(self, op: Op, x: Atom, d: int) -> bool:
         """Whether the result of a pad has places where the operand's grid has others than its elements."""
-        low, high, _ = op.params["padding_config"][d]
+        low, high, between = op.params["padding_config"][d]
         place = self._place_of(x, d)
-        return bool((low > 0 and place.offset) or (high > 0 and place.length > place.offset + place.size))
+        return bool(between or (low > 0 and place.offset) or (high > 0 and place.length > place.elements.stop))
 
     def _join(self, op: Op, moves: list[DimShift]) -> None:
         """A concatenation selects, place by place, among its pieces moved to their places."""
@@ -308,12 +317,18 @@ class _Aligner:
         if form in forms:
             return forms[form]
         defined, value = next(iter(forms.items()))
-        config = [(0, 0, 0)] * len(x.shape)
+        config, steps = [(0, 0, 0)] * len(x.shape), [1] * len(x.shape)
         for d in defined ^ form:
             place = self._place_of(x, d)
-            ends = place.offset, place.length - place.offset - place.size
-            config[d] = (ends[0], ends[1], 0) if d in form else (-ends[0], -ends[1], 0)
-        forms[form] = self._emit(lambda y: _padded(y, jnp.zeros((), y.dtype), config), value)
+            low, high = place.offset, place.length - place.elements.stop
+            config[d] = (low, high, place.step - 1) if d in form else (-low, -high, 0)
+            steps[d] = 1 if d in form else place.step
+
+        def change(y: jax.Array) -> jax.Array:
+            moved = _padded(y, jnp.zeros((), y.dtype), config)
+            return lax.slice(moved, [0] * y.ndim, moved.shape, steps) if max(steps, default=1) > 1 else moved
+
+        forms[form] = self._emit(change, value)
         return forms[form]
 
     def _filled(self, x: Atom, d: int, place: Place, fill: Any) -> Atom:
@@ -324,9 +339,8 @@ class _Aligner:
         key = x.id, d, place, fill.id if known else np.asarray(getattr(fill, "value", fill)).tobytes()
         if key not in self.masked:
             atom = fill if isinstance(fill, Value | Literal) else Literal(fill.astype(x.dtype)[()], (), x.dtype)
-            places = range(place.offset, place.offset + place.size)
             self.masked[key] = self._emit(
-                lambda y, z: lax.select(within(y.shape, d, places), y, jnp.broadcast_to(z, y.shape)), x, atom
+                lambda y, z: lax.select(within(y.shape, d, place.elements), y, jnp.broadcast_to(z, y.shape)), x, atom
             )
         return self.masked[key]
 

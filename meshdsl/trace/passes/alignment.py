@@ -18,10 +18,10 @@ decides which dims are put on which grid, and at which offset; ``align_shifts`` 
 A stencil u[2:] - 2 u[1:-1] + u[:-2], written back to u[1:-1], is put at offset 1: then only its outer two operands
 move, by one place each.
 
-A much shorter dim can be put on a grid as well: sum(f(u[1024:])) is that of f(u), masked. Nothing moves then, but f is
-computed where it is not needed, which pays only if the dim is split. So these classes, the *far* ones, are only those
-of elementwise operations and reductions, and they are put on their grids only on request, after the others: for a
-variant of the program.
+A much shorter dim can be put on a grid as well: sum(f(u[1024:])) is that of f(u), masked, and so is sum(f(u[::3])),
+whose elements are at every third place. Nothing moves then, but f is computed where it is not needed, which pays only
+if the dim is split. So these classes, the *far* ones, are only those of elementwise operations, products, reductions
+and loops of these, and they are put on their grids only on request, after the others: for a variant of the program.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,16 +34,16 @@ import jax.numpy as jnp
 from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.index import producers
 from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
-from meshdsl.rules.dim_groups import ELEMENTWISE, REDUCTIONS, DimGroup, dim_groups
+from meshdsl.rules.dim_groups import ELEMENTWISE, REDUCTIONS, RUNNING, DimGroup, dim_groups
 from meshdsl.rules.indexing import COMBINE
 from meshdsl.trace.passes.static_windows import SHORTER, Constants, Window, written_window
 
 ValueDim = tuple[int, int]  # a value id and its dim
 FIRST_AT_ITS_PLACE = ("argmax", "argmin", "top_k")  # they return positions, and the first of equal elements
 FARTHEST = 8  # how many times as long as a far dim its grid may be
-FAR_OPERATIONS = (
-    ELEMENTWISE | REDUCTIONS | frozenset("broadcast_in_dim iota transpose squeeze slice split pad concatenate".split())
-)
+LOOPS = frozenset(("scan", "while", "cond"))
+_MOVEMENT = frozenset("broadcast_in_dim iota transpose reshape squeeze slice split pad concatenate".split())
+FAR_OPERATIONS = ELEMENTWISE | REDUCTIONS | RUNNING.keys() | LOOPS | _MOVEMENT | {"dot_general"}
 ITERATIONS = 16  # a guess: how much more often a body runs than the graph around it
 
 
@@ -54,11 +54,18 @@ class Place(NamedTuple):
       length: places of the grid.
       offset: the place of the dim's first element.
       size: its elements.
+      step: places from one element to the next.
     """
 
     length: int
     offset: int
     size: int
+    step: int = 1
+
+    @property
+    def elements(self) -> range:
+        """The places of the elements."""
+        return range(self.offset, self.offset + self.step * (self.size - 1) + 1, self.step)
 
 
 Placed = Mapping[ValueDim, Place]
@@ -66,11 +73,15 @@ Placed = Mapping[ValueDim, Place]
 
 @dataclass(frozen=True)
 class Shift:
-    """A dim of a result whose element ``j + start`` is element ``j`` of an operand's dim, for all ``j`` inside both."""
+    """A dim of a result whose element ``j + start`` is element ``j`` of an operand's dim, for all ``j`` inside both.
+
+    With a step, element ``j`` of the shorter dim is every ``step``-th one of the longer.
+    """
 
     source: ValueDim
     result: ValueDim
     start: int
+    step: int
     bytes: float  # of one element of the source's dim
 
 
@@ -78,27 +89,33 @@ class Shift:
 
 
 class DimShift(NamedTuple):
-    """A dim of an operation's result whose element ``j + start`` is element ``j`` of a dim of an operand."""
+    """A dim of an operation's result whose element ``j + start`` is element ``j`` of a dim of an operand.
+
+    With a step, element ``j`` of the operand is element ``step * j + start`` of the result if that is longer, or that
+    of the result element ``step * j - start`` of the operand if it is shorter.
+    """
 
     operand: int
     dim: int
     result: int
     result_dim: int
     start: int
+    step: int = 1
 
 
 def shifted_dims(op: Op, constants: Constants) -> list[DimShift]:
-    """Returns the shift of every dim that an operation cuts, pads, joins or updates, but for strided ones."""
+    """Returns the shift of every dim that an operation cuts, pads, joins or updates, with strides where it has them."""
     if op.name == "split":
         dim, sizes = op.params["axis"], op.params["sizes"]
         return [DimShift(0, dim, i, dim, -int(sum(sizes[:i]))) for i in range(len(sizes))]
     if op.name == "slice":
         strides = op.params["strides"] or (1,) * len(op.inputs[0].shape)
         ends = enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, op.params["start_indices"], strides, strict=True))
-        return [DimShift(0, d, 0, d, -int(start)) for d, (n, m, start, step) in ends if n != m and step == 1]
+        return [DimShift(0, d, 0, d, -int(start), int(step)) for d, (n, m, start, step) in ends if n != m]
     if op.name == "pad":
         config = enumerate(op.params["padding_config"])
-        return [DimShift(0, d, 0, d, int(low)) for d, (low, high, between) in config if (low or high) and not between]
+        moved = ((d, int(low), int(between) + 1) for d, (low, high, between) in config if low or high or between)
+        return [DimShift(0, d, 0, d, low, step) for d, low, step in moved]
     if op.name == "concatenate":
         dim, at, found = op.params["dimension"], 0, []
         for i, x in enumerate(op.inputs):
@@ -155,17 +172,27 @@ class DimClasses:
         for other in others:
             self.parent[self.find(other)] = self.find(first)
 
-    def add(self, graph: Graph, weight: float) -> None:
-        """Adds the operations of a graph and its bodies."""
+    def add(self, graph: Graph, weight: float, looped: bool = False) -> None:
+        """Adds the operations of a graph and its bodies.
+
+        Args:
+          looped: it is the body of a loop or conditional, whose results are as long inside as outside.
+        """
         constants = Constants(producers(graph))
         for op in graph.ops:
             for body in op.bodies:
-                self.near.update((v.id, d) for v in body.inputs for d in range(len(v.shape)))
-                self.add(body, weight * ITERATIONS)
-            atoms = (*op.inputs, *op.outputs)
-            if op.name not in FAR_OPERATIONS or op.manual:
+                if op.name not in LOOPS:
+                    self.near.update((v.id, d) for v in body.inputs for d in range(len(v.shape)))
+                self.add(body, weight * ITERATIONS, op.name in LOOPS)
+            atoms, groups = (*op.inputs, *op.outputs), aligned_groups(op)
+            if (op.name not in FAR_OPERATIONS or op.manual) and not (looped and op.name == "return"):
                 self.near.update((x.id, d) for x in atoms if isinstance(x, Value) for d in range(len(x.shape)))
-            for group in aligned_groups(op):
+            elif op.name == "reshape":
+                kept = {port for group in groups for port in group.ports}
+                self.near.update(
+                    (x.id, d) for i, x in enumerate(atoms) for d in range(len(x.shape)) if (i, d) not in kept
+                )
+            for group in groups:
                 dims = list(_value_dims(op, atoms, group))
                 self.size.update(dict.fromkeys(dims, group.size))
                 if dims:
@@ -183,11 +210,11 @@ class DimClasses:
             for d, n in enumerate(op.outputs[0].shape):
                 self.join(((op.inputs[0].id, d), (op.outputs[0].id, d)))
                 self.size.update({(op.inputs[0].id, d): n, (op.outputs[0].id, d): n})
-        for i, d, j, e, start in shifted_dims(op, constants):
+        for i, d, j, e, start, step in shifted_dims(op, constants):
             x, y = op.inputs[i], op.outputs[j]
             if isinstance(x, Value) and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
                 self.size.update({(x.id, d): x.shape[d], (y.id, e): y.shape[e]})
-                self.shifts.append(Shift((x.id, d), (y.id, e), start, weight * x.bytes / max(1, x.shape[d])))
+                self.shifts.append(Shift((x.id, d), (y.id, e), start, step, weight * x.bytes / max(1, x.shape[d])))
 
 
 def aligned_groups(op: Op) -> list[DimGroup]:
@@ -224,12 +251,13 @@ def aligned_dims(graph: Graph, far: bool = False, roundness: Roundness = POWERS_
     size = {classes.find(at): n for at, n in classes.size.items()}
     marks = classes.reduced, classes.fixed, classes.constrained
     reduced, fixed, constrained = ({classes.find(at) for at in marked} for marked in marks)
-    ends = [(classes.find(s.source), classes.find(s.result), s) for s in classes.shifts]
+    shifts = (s for s in classes.shifts if far or s.step == 1)
+    ends = [(classes.find(s.source), classes.find(s.result), s) for s in shifts]
     places: dict[ValueDim, Place] = {}
     if far:
         near = {*map(classes.find, classes.near), *classes.boundary}
         places = {c: p for c, p in _far_places(ends, size, reduced).items() if c not in near}
-        places = {c: p for c, p in places.items() if c not in fixed or p.offset == 0}
+        places = {c: p for c, p in places.items() if c not in fixed or (p.offset, p.step) == (0, 1)}
     for component in () if far else _components(size, ends):
         own = {size[c] for c in component if c in classes.boundary}
         grid = max((size[c] for c in component), key=lambda n: _suits(n, n in own, roundness))
@@ -247,16 +275,17 @@ def aligned_dims(graph: Graph, far: bool = False, roundness: Roundness = POWERS_
 
 def _far_places(ends: "Ends", size: Mapping[ValueDim, int], reduced: set[ValueDim]) -> dict[ValueDim, Place]:
     """The places of classes that are reduced, or padded, and that all of their shifts put to one place of one grid."""
-    found: dict[ValueDim, set[tuple[int, int]]] = {}
+    found: dict[ValueDim, set[Place]] = {}
     for a, b, s in ends:
-        found.setdefault(a, set()).add((size[b], s.start))
-        found.setdefault(b, set()).add((size[a], -s.start))
+        found.setdefault(a, set()).add(Place(size[b], s.start, size[a], s.step))
+        found.setdefault(b, set()).add(Place(size[a], -s.start, size[b], s.step))
     padded = {a for a, b, _ in ends if size[a] < size[b]}
-    alone = {c: next(iter(positions)) for c, positions in found.items() if len(positions) == 1}
+    alone = {c: next(iter(places)) for c, places in found.items() if len(places) == 1 and c in reduced | padded}
     return {
-        c: Place(grid, offset, size[c])
-        for c, (grid, offset) in alone.items()
-        if 1 < size[c] < grid <= FARTHEST * size[c] and 0 <= offset <= grid - size[c] and c in reduced | padded
+        c: place
+        for c, place in alone.items()
+        if 1 < place.size < place.length <= FARTHEST * place.size
+        if place.offset >= 0 and place.elements[-1] < place.length
     }
 
 
@@ -264,11 +293,11 @@ def _has_shifts(graph: Graph, far: bool) -> bool:
     """Whether an operation shifts one dim against another of nearly its length; with ``far``, of any other length."""
     constants = Constants(producers(graph))
     pairs = (
-        (op.inputs[i].shape[d], op.outputs[j].shape[e])
+        (op.inputs[i].shape[d], op.outputs[j].shape[e], step)
         for op in graph.ops
-        for i, d, j, e, _ in shifted_dims(op, constants)
+        for i, d, j, e, _, step in shifted_dims(op, constants)
     )
-    return any(n != m and (far or _near(min(n, m), max(n, m))) for n, m in pairs) or any(
+    return any(n != m and (far or (step == 1 and _near(*sorted((n, m))))) for n, m, step in pairs) or any(
         _has_shifts(body, far) for op in graph.ops for body in op.bodies
     )
 

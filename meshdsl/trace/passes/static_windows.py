@@ -428,9 +428,10 @@ def slice_starts(op: Op, result: Atom) -> list[int] | None:
 def within(shape: tuple[int, ...], d: int, places: range) -> jax.Array:
     """Returns whether places along dim d are among ``places``."""
     at = lax.broadcasted_iota(jnp.int32, shape, d)
-    if places.start == 0:
-        return at < places.stop
-    return at >= places.start if places.stop == shape[d] else (at >= places.start) & (at < places.stop)
+    found = [at >= places.start] if places.start > 0 else []
+    found += [at < places.stop] if places.stop < shape[d] or not found else []
+    found += [lax.rem(at - places.start, jnp.int32(places.step)) == 0] if places.step > 1 else []
+    return reduce(jnp.logical_and, found)
 
 
 def _interleaved(op: Op) -> Form | None:
