@@ -24,8 +24,8 @@ from tests.fuzz.least_bytes import least_bytes
 from tests.fuzz.writer import Writer
 
 BYTES_ALONE = Topology("bytes alone", 1e15, 1e15, 1e13, 4e9, 0.0, (Link(0.0, 1e6),))
-MESHES = ("x=8", "x=4", "x=2,y=2", "x=4,y=2")
-SHAPES = ((32,), (64,), (32, 4), (16, 16), (4, 32), (24, 8), (4, 16, 4), (16, 8, 2))
+MESHES = ("x=8", "x=4", "x=2,y=2", "x=4,y=2", "x=3", "x=2,y=3")
+SHAPES = ((32,), (64,), (54,), (32, 4), (16, 16), (4, 32), (24, 8), (27, 3), (4, 16, 4), (16, 8, 2), (12, 9, 2))
 LARGEST = 2048  # elements of all inputs: the Jacobian has as many columns
 FACTOR, SLACK = 3.0, 64  # of the least, and bytes above it, that a plan may send
 # Forms of which no program sends much more than the least; of the others, some programs still do.

@@ -20,6 +20,7 @@ from meshdsl.api.executable import Executable
 from meshdsl.api.plan_variants import least_variant_seconds, plan_best_variant
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins
+from meshdsl.layouts.roundness import Roundness
 from meshdsl.lowering.hlo.collectives import compiled_collectives
 from meshdsl.lowering.numerics import NUDGES, check_numbers, perturb, rounding, widened_step
 from meshdsl.lowering.shardings import device_mesh
@@ -80,7 +81,8 @@ def _judge(batch: Batch) -> Tally:
 
 
 def _plan(case: Case, batch: Batch) -> Planned:
-    written, user_pins = trace(case.step, case.args()), UserPins(case.pins, uneven="pad")
+    written = trace(case.step, case.args(), roundness=Roundness.of(batch.mesh.sizes))
+    user_pins = UserPins(case.pins, uneven="pad")
     program = UnevenPins.of(written, batch.mesh, user_pins).constrained(written)
     if batch.seed is None:
         least = (
