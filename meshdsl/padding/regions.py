@@ -66,7 +66,7 @@ def _with_regions(program: TracedProgram) -> TracedProgram | None:
     apart = program.graph
     while (joined := _joined_class(apart)) is not None:
         apart = dce(_Splitter(apart, *joined).graph())
-    aligned = align_shifts(apart, far=True)
+    aligned = align_shifts(apart, far=True, roundness=program.roundness)
     if aligned is program.graph:
         return None
     graph = copied(dce(aligned))

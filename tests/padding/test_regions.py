@@ -64,6 +64,12 @@ def every_third_of_both(x, y):
     return jnp.max(x[::3, ::5] * y[::3, ::5] + 1, 0) * jnp.sum(lax.pad(x[2:11], 2.0, ((1, 2, 2), (0, 0, 0))))
 
 
+def neighbours(x, y):
+    """Slices that differ by a place: one of them stays, the others are shifted."""
+    z = jnp.sin(x[17:]) - x[16:-1] * y[15:-2]
+    return jnp.sum(z, 0) + jnp.max(x[0:30:3] * y[1:30:3] - x[2:30:3], 0)
+
+
 def carried(x, y):
     """A far slice that loops and conditionals have as their state."""
     last, sums = lax.scan(lambda c, _: (jnp.sin(c), c.sum(0)), x[16:], None, 3)
@@ -91,7 +97,7 @@ STEPS = {
     f.__name__: f
     for f in (
         *(halves, tail, counted, padded, dilated, joined, normalised, around),
-        *(every_third, every_third_of_both, carried, products, summed_up, extremes),
+        *(every_third, every_third_of_both, neighbours, carried, products, summed_up, extremes),
     )
 }
 X = np.random.default_rng(0).normal(size=(2, 32, 8)).astype(np.float32)
@@ -132,6 +138,7 @@ STAY = {
     "by an argument": lambda x, y: jnp.sum(jnp.concatenate([x[0], y[0]]) @ y[:16]),
     "sorted": lambda x, y: jnp.sum(jnp.sort(jnp.concatenate([x, y]), 0) ** 2),
     "numbers of places": lambda x, y: jnp.argmax(x[1::3], 0),
+    "strides that divide": lambda x, y: jnp.sum(jnp.tanh(x[1::2])),
     "rotated halves": lambda x, y: jnp.sum(jnp.tanh(jnp.concatenate([x[:, 4:], -x[:, :4]], 1) @ (y[:8] * 2))),
     "other joints": lambda x, y: jnp.sum(jnp.concatenate([x, y]) * jnp.concatenate([y[:3], x, y[3:]])),
     "both halves": lambda x, y: jnp.sum(x[:16] * x[16:]),

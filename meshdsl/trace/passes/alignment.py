@@ -256,7 +256,7 @@ def aligned_dims(graph: Graph, far: bool = False, roundness: Roundness = POWERS_
     places: dict[ValueDim, Place] = {}
     if far:
         near = {*map(classes.find, classes.near), *classes.boundary}
-        places = {c: p for c, p in _far_places(ends, size, reduced).items() if c not in near}
+        places = {c: p for c, p in _far_places(ends, size, reduced, roundness).items() if c not in near}
         places = {c: p for c, p in places.items() if c not in fixed or (p.offset, p.step) == (0, 1)}
     for component in () if far else _components(size, ends):
         own = {size[c] for c in component if c in classes.boundary}
@@ -273,20 +273,30 @@ def aligned_dims(graph: Graph, far: bool = False, roundness: Roundness = POWERS_
     return {at: places[c] for at in classes.size if (c := classes.find(at)) in places}
 
 
-def _far_places(ends: "Ends", size: Mapping[ValueDim, int], reduced: set[ValueDim]) -> dict[ValueDim, Place]:
-    """The places of classes that are reduced, or padded, and that all of their shifts put to one place of one grid."""
+def _far_places(
+    ends: "Ends", size: Mapping[ValueDim, int], reduced: set[ValueDim], roundness: Roundness
+) -> dict[ValueDim, Place]:
+    """The places of classes that are reduced, or padded, on the one grid to which all of their shifts put them.
+
+    They may put them there at several places, if these are near: then some shifts move a few elements.
+    """
     found: dict[ValueDim, set[Place]] = {}
     for a, b, s in ends:
         found.setdefault(a, set()).add(Place(size[b], s.start, size[a], s.step))
         found.setdefault(b, set()).add(Place(size[a], -s.start, size[b], s.step))
     padded = {a for a, b, _ in ends if size[a] < size[b]}
-    alone = {c: next(iter(places)) for c, places in found.items() if len(places) == 1 and c in reduced | padded}
-    return {
-        c: place
-        for c, place in alone.items()
-        if 1 < place.size < place.length <= FARTHEST * place.size
-        if place.offset >= 0 and place.elements[-1] < place.length
-    }
+    chosen: dict[ValueDim, Place] = {}
+    for c in found.keys() & (reduced | padded):
+        in_order = sorted(found[c])
+        first, middle, last = in_order[0], in_order[(len(in_order) - 1) // 2], in_order[-1]
+        fits = 1 < first.size < first.length <= FARTHEST * first.size
+        one_grid = all((p.length, p.step) == (first.length, first.step) for p in in_order)
+        near = last.offset - first.offset <= max(1, first.length // SHORTER)
+        inside = first.offset >= 0 and last.elements[-1] < last.length
+        split_as_well = first.step > 1 and first.step * first.size == first.length and roundness.is_round(first.size)
+        if fits and one_grid and near and inside and not split_as_well:
+            chosen[c] = middle
+    return chosen
 
 
 def _has_shifts(graph: Graph, far: bool) -> bool:
