@@ -8,7 +8,8 @@ passes a ``where`` whose condition is never true, which the compiler cannot know
 number beyond the axis.
 
 Two arrays that differ may have equal blocks: where an axis of 4 splits the first dim of ``x[4, 3]``, a device holds the
-same elements of ``x`` and of its transpose. So views of one block count as equal.
+same elements of ``x`` and of its transpose. So views of one block count as equal, and so does what enters a user's
+shard_map: a weight that its body gathers may be gathered outside, too.
 
 **Collectives in loops.** A collective on a loop invariant can run once in front of the loop, and XLA moves it there.
 But the plan had the choice: gathering a weight inside the loop costs more communication and less memory. A collective
@@ -28,11 +29,13 @@ from jax import lax
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
 from meshdsl.ir.loops import PortRole, loop_ports
+from meshdsl.ir.manual import BOUNDARY
 from meshdsl.ir.rewrite import Table, substitute, values
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B, P, S
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.trace.passes.cse import expression
 
@@ -40,7 +43,7 @@ from meshdsl.trace.passes.cse import expression
 
 
 _IDENTITIES = ("optimization_barrier", "constrain")
-_VIEWS = ("reshape", "transpose", "squeeze", "broadcast_in_dim")
+_VIEWS = ("reshape", "transpose", "squeeze", "broadcast_in_dim", *BOUNDARY)
 Block = tuple[int, Layout]  # of one device: a value id, and the layout of the value
 Moved = tuple[int, Layout]  # a value id, and the layout that a reshard step leads to
 Read = tuple[int, int]  # an op id, and the position of its operand
@@ -107,13 +110,29 @@ def _is_view(op: Op, solution: Solution) -> bool:
 
 
 def _reads(op: Op, table: Table, solution: Solution, seen: _SentBefore) -> Iterator[tuple[Read, int]]:
-    """Per operand, the number of other equal values that were exchanged before; one value is exchanged once."""
+    """Per operand, the number of other equal values that were exchanged before; one value is exchanged once.
+
+    Where the user's collective is one that a reshard step could be, it counts among those.
+    """
     for i, value in enumerate(op.inputs):
         first = table.get(value.id, value) if isinstance(value, Value) else value
         if isinstance(value, Value) and isinstance(first, Value):
-            key = seen.contents(first, solution.uses[op.id, i], solution.mesh)
-            known = seen.exchanged.setdefault(key, {})
-            yield (op.id, i), known.setdefault(value.id, len(known))
+            contents = seen.contents(first, solution.uses[op.id, i], solution.mesh)
+            if move := _as_move(op):
+                yield (op.id, i), seen.moved[contents, *move]
+                seen.moved[contents, *move] += 1
+            else:
+                known = seen.exchanged.setdefault(contents, {})
+                yield (op.id, i), known.setdefault(value.id, len(known))
+
+
+def _as_move(op: Op) -> tuple[object, ...]:
+    """Returns kind, axes and placements of the reshard step that the user's collective is like; empty if none."""
+    if op.name not in ("all_gather", "psum") or op.params["groups"] is not None:
+        return ()
+    if op.name == "psum":
+        return "all-reduce", op.params["moved"], P, B
+    return ("all-gather", op.params["moved"], S(op.params["dim"]), B) if op.params["tiled"] else ()
 
 
 def _moves(value: Value, first: Value, solution: Solution, seen: _SentBefore) -> Iterator[tuple[Moved, int]]:

@@ -270,6 +270,19 @@ def test_a_ragged_exchange():
     assert (sent.kind, sent.axes, sent.bytes) == ("all-to-all", ("data",), 4 * 8 * 4 * 3 // 4)
 
 
+def test_a_weight_that_a_body_gathers_is_gathered_outside_too():
+    """Compilers would see that both are equal."""
+
+    def block(x, w):
+        return jnp.sin(x @ lax.all_gather(w, "data", tiled=True))
+
+    run = over_data(block, in_specs=(P("data"), P("data")), out_specs=P("data"))
+    sharded = md.parallelize(lambda w, x: run(x @ w, w) @ w.T, MESH, {"*": "data=S(0)"})
+    gathers = [c.axes for c in sharded.plan(X, X).collectives if c.kind == "all-gather"]
+    assert gathers == [("data",)] * 2
+    sharded.verify(X, X)
+
+
 # ---- Types over Explicit axes ----------------------------------------------------------------------------------------
 
 TYPED = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
