@@ -76,11 +76,13 @@ def trace_found(
             name = found.group(1)
             if options.axis_names:
                 row = f"{raised_at(error)}: axis name {name!r} is none of those stated{nearest(name, names)}"
-                raise _unknown(call.name, row, name, options) from error
+                raise _unknown(call.name, row, (name,), options) from error
             if raised_in_shard_map(error):  # which binds names of its own
-                row = f"{raised_at(error)}: axis name {name!r} is none of the shard_map around it"
-                raise _unknown(call.name, f"{row}{nearest(name, options.mesh.names)}", name, options) from error
+                raise _unbound_in_body(call.name, f"{raised_at(error)}: axis name {name!r}", name, options) from error
             axes = find_axes(name, options, call, f"{raised_at(error)}: axis name {name!r}", error)
+            if taken := [known for known, those in names.items() if known != OF_PMAP and {*those} & {*axes}]:
+                row = f"{raised_at(error)}: axis names {taken[0]!r} and {name!r} would both mean {_listed(axes)}"
+                raise _unknown(call.name, row, (taken[0], name), options) from error
             names = {known: those for known, those in names.items() if known != OF_PMAP} | {name: axes}
             notes.append(f"axis name {name!r} means {_listed(axes)}, which splits the batch; axis_names= states it")
         else:
@@ -104,13 +106,23 @@ def find_axes(name: str, options: Options, call: Call, subject: str, error: Exce
         return tuple(axis for axis, _ in next(iter(different)))
     where = {axis: path for path, split in reversed(list(zip(call.paths, splits, strict=True))) for axis in split}
     said = ", ".join(f"{axis} splits {path}" for axis, path in where.items()) or "no argument is pinned split"
-    raise _unknown(call.name, f"{subject} means no mesh axis that could be found: {said}", name, options) from error
+    raise _unknown(call.name, f"{subject} means no mesh axis that could be found: {said}", (name,), options) from error
 
 
-def _unknown(step: str, row: str, name: str, options: Options) -> ArgumentError:
-    shown = {"batch" if name == OF_PMAP else name: options.mesh.names[0]}
+def _unknown(step: str, row: str, names: Sequence[str], options: Options) -> ArgumentError:
+    """Returns the error of a name, the last, that no mesh axis answers to; others before it need another axis."""
+    shown = dict(zip(("batch" if name == OF_PMAP else name for name in names), options.mesh.names, strict=False))
     remedy = f"state the mesh axis, or axes, over which the batch is split: axis_names={shown!r}"
     return ArgumentError(faults(f"{step} has collectives over an unknown axis:", [row], remedy))
+
+
+def _unbound_in_body(step: str, subject: str, name: str, options: Options) -> ArgumentError:
+    """Returns the error of a name that a shard_map binds for its body if it divides over that axis."""
+    why = f"is none of the shard_map around it{nearest(name, options.mesh.names)}"
+    if name in options.mesh.names:
+        why = f"is automatic in the shard_map around it; axis_names={{..., {name!r}}} makes it one of the body's"
+    remedy = "the body of a shard_map runs collectives over the axes that it divides over"
+    return ArgumentError(faults(f"{step} has collectives over an unknown axis:", [f"{subject} {why}"], remedy))
 
 
 def _listed(axes: Sequence[str]) -> str:

@@ -37,5 +37,4 @@ def _faults(op: Op, mesh: Mesh) -> Iterator[str]:
 
 
 def _remedy(mesh: Mesh) -> str:
-    sizes, names = ", ".join(map(str, mesh.sizes)), ", ".join(map(repr, mesh.names))
-    return f"plan on the mesh that they name, or give them this one: jax.make_mesh(({sizes},), ({names},))"
+    return f"plan on the mesh that they name, or give them this one: jax.make_mesh({mesh.sizes}, {mesh.names})"

@@ -103,7 +103,8 @@ class Container(NamedTuple):
     """Something mutable that a step reaches without its arguments.
 
     Args:
-      table: a list, a dict (or the attributes of an object), or the cell of a variable that a function closes over.
+      table: a list, a deque, a dict (or the attributes of an object), or the cell of a variable that a function closes
+        over.
       form: the name of one of its slots.
       names: the only slots that count; None for all.
     """
@@ -119,7 +120,7 @@ class Container(NamedTuple):
                 return {None: self.table.cell_contents}
             except ValueError:  # empty
                 return {}
-        if isinstance(self.table, list):
+        if isinstance(self.table, list | deque):
             return dict(enumerate(self.table))
         if self.names is None:
             return dict(self.table)
@@ -127,8 +128,9 @@ class Container(NamedTuple):
 
     def restore(self, before: Mapping[Any, Any], keys: Iterable[Any]) -> None:
         """Puts back what was in these slots."""
-        if isinstance(self.table, list):
-            self.table[:] = before.values()
+        if isinstance(self.table, list | deque):
+            self.table.clear()
+            self.table.extend(before.values())
         elif isinstance(self.table, CellType):
             if before:
                 self.table.cell_contents = before[None]
@@ -189,10 +191,12 @@ def _containers(roots: Mapping[str, Any]) -> Iterator[Container]:
         elif isinstance(x, MethodType):
             pending += [("self", x.__self__), (name, x.__func__)]
         elif isinstance(x, FunctionType):
-            found = list(_scopes(x)) if file_kind(x.__code__.co_filename) == "user" else []
+            if file_kind(x.__code__.co_filename) == "user":
+                found = list(_scopes(x))
+                pending += _defaults(x)
         elif isinstance(x, tuple):
             pending += [(f"{name}[{i}]", item) for i, item in enumerate(x)]
-        elif isinstance(x, list | dict):
+        elif isinstance(x, list | deque | dict):
             found = [Container(x, name + "[{!r}]")]
         elif isinstance(attributes := getattr(x, "__dict__", None), dict):
             if "__wrapped__" in attributes:  # a function in jax.jit, for example
@@ -213,6 +217,13 @@ def _scopes(function: FunctionType) -> Iterator[Container]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield Container(cell, name)
     yield Container(function.__globals__, "{}", frozenset(_names(function.__code__)))
+
+
+def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields the parameters of a function that have defaults, which all calls share."""
+    values, count = function.__defaults__ or (), function.__code__.co_argcount
+    yield from zip(function.__code__.co_varnames[count - len(values) : count], values, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -21,7 +21,7 @@ Told = Callable[[Mapping[str, str]], str]
 
 def spec_faults(error: Exception) -> list[str]:
     """Returns a row per array that does not fit its spec, with the user's line; none for any other error."""
-    if not isinstance(error, ValueError | TypeError):
+    if not isinstance(error, ValueError | TypeError | RuntimeError):
         return []
     found = (told(match.groupdict()) for pattern, told in _TOLD.items() for match in pattern.finditer(str(error)))
     return [f"{raised_at(error)}: {text}" for text in dict.fromkeys(found)]
@@ -61,6 +61,27 @@ def _axis(said: Mapping[str, str]) -> str:
     return f"{said['by']} names axis {said['name']!r}, which the shard_map does not have{nearest(said['name'], known)}"
 
 
+def _unmeshed(said: Mapping[str, str]) -> str:
+    names, known = (sorted(re.findall(r"'(.*?)'", said[which])) for which in ("names", "known"))
+    stray = next(name for name in names if name not in known)
+    return f"axis_names has {stray!r}, an axis that the mesh of the shard_map lacks{nearest(stray, known)}"
+
+
+def _lengths(said: Mapping[str, str]) -> str:
+    of = "arguments" if said["by"] == "in_specs" else "results"
+    return f"{said['by']} is for {said['given']} of the {said['wanted']} {of} of the function"
+
+
+def _varying(said: Mapping[str, str]) -> str:
+    axes = said["axes"].replace(",", ", ")
+    what = f"out_specs={said['spec']} says that a result is equal on all devices along {axes}, and jax cannot tell that"
+    return f"{what}; reduce it in the body, name the axis in the spec, or let check_vma=False vouch for it"
+
+
+def _no_mesh(said: Mapping[str, str]) -> str:
+    return "a spec without a mesh, and no mesh is ambient: state mesh= of jax.shard_map, or NamedSharding(mesh, spec)"
+
+
 _AUTO = "make it with axis_types=(jax.sharding.AxisType.Auto,) * n"
 _TYPES = re.compile(
     r"in_specs passed to shard_map: (?P<spec>P\(.*?\)) does not match the specs of the input: (?P<type>P\(.*?\)) "
@@ -89,4 +110,18 @@ _TOLD: Mapping[re.Pattern[str], Told] = {
         r"marked as manual \(frozenset\(\{(?P<known>.*?)\}\)\).*?(?P<by>(?:in|out)_specs) refers to '(?P<name>\S+)'",
         re.DOTALL,
     ): _axis,
+    re.compile(
+        r"shard_map requires axis_names=frozenset\(\{(?P<names>.*?)\}\) to be a subset of "
+        r"mesh.axis_names=frozenset\(\{(?P<known>.*?)\}\)"
+    ): _unmeshed,
+    re.compile(
+        r"different lengths of (?:tuple|list) at key path\s+shard_map (?P<by>in_specs|out_specs)\n.*?"
+        r"of length (?P<given>\d+), but .*?of length (?P<wanted>\d+)",
+        re.DOTALL,
+    ): _lengths,
+    re.compile(
+        r"out_specs\S* is (?P<spec>P\(.*?\)) which implies that the corresponding output value is only varying across "
+        r"mesh axes \{.*?\} and not \{(?P<axes>.*?)\}"
+    ): _varying,
+    re.compile(r"The context mesh cannot be empty|requires a non-empty mesh in context"): _no_mesh,
 }

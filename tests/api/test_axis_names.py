@@ -206,3 +206,11 @@ def test_errors_of_the_step_say_what_a_device_sees():
         md.parallelize(sgd, "data=8", {"x": "data=S(0)"}, axis_names={"batch": "data"}).plan(PARAMS, X, Y)
     note = "one device of 'batch' has x float32[2,8] as pinned, and all of the other arguments"
     assert note in caught.value.__notes__
+
+
+def test_two_names_of_one_mesh_axis():
+    with pytest.raises(md.ArgumentError) as caught:
+        md.parallelize(lambda x: jax.lax.psum(x, ("batch", "host")), "data=4,model=2", {"x": "data=S(0)"}).plan(X)
+    _, row, remedy = str(caught.value).splitlines()
+    assert row.endswith("axis names 'batch' and 'host' would both mean mesh axis data")
+    assert remedy.endswith("axis_names={'batch': 'data', 'host': 'model'}")

@@ -129,12 +129,11 @@ def test_another_mesh(mesh, said):
 
     with pytest.raises(md.PinError) as caught:
         md.parallelize(step, mesh).plan(X)
-    sizes = ", ".join(part.split("=")[1] for part in mesh.split(","))
-    names = ", ".join(repr(part.split("=")[0]) for part in mesh.split(","))
+    names, sizes = zip(*(part.split("=") for part in mesh.split(",")), strict=True)
     assert str(caught.value).splitlines() == [
         f"the shard_maps of step do not fit the mesh {mesh}:",
         f"  shard_map at test_shard_map.py:{summed.__code__.co_firstlineno + 1}: {said}",
-        f"plan on the mesh that they name, or give them this one: jax.make_mesh(({sizes},), ({names},))",
+        f"plan on the mesh that they name, or give them this one: jax.make_mesh({tuple(map(int, sizes))}, {names})",
     ]
 
 
@@ -164,6 +163,31 @@ SPECS = [
     (
         lambda x: over_data(jnp.sin, in_specs=P("data"), out_specs=P("model"))(x),
         "out_specs names axis 'model', which the shard_map does not have; known: data",
+    ),
+    (
+        lambda x: over(jnp.sin, in_specs=P("data"), out_specs=P("data"), axis_names={"dat", "model"})(x),
+        "axis_names has 'dat', an axis that the mesh of the shard_map lacks; did you mean 'data'?",
+    ),
+    (
+        lambda x: over(lambda x, y: x + y, in_specs=(P("data"),), out_specs=P("data"))(x, x),
+        "in_specs is for 1 of the 2 arguments of the function",
+    ),
+    (
+        lambda x: over(lambda x: (x, x), in_specs=P("data"), out_specs=(P("data"),))(x),
+        "out_specs is for 1 of the 2 results of the function",
+    ),
+    (
+        lambda x: over(lambda x: x.sum(0), in_specs=P(("data", "model")), out_specs=P())(x),
+        "out_specs=P() says that a result is equal on all devices along data, model, and jax cannot tell that; reduce "
+        "it in the body, name the axis in the spec, or let check_vma=False vouch for it",
+    ),
+    (
+        lambda x: jax.shard_map(jnp.sin, in_specs=P("data"), out_specs=P("data"))(x),
+        "a spec without a mesh, and no mesh is ambient: state mesh= of jax.shard_map, or NamedSharding(mesh, spec)",
+    ),
+    (
+        lambda x: jax.lax.with_sharding_constraint(x, P("data")),
+        "a spec without a mesh, and no mesh is ambient: state mesh= of jax.shard_map, or NamedSharding(mesh, spec)",
     ),
 ]
 
@@ -205,6 +229,19 @@ def test_a_collective_over_a_name_that_no_shard_map_binds(layouts, collective):
     with pytest.raises(md.ArgumentError) as caught:
         md.parallelize(step, MESH, layouts).plan(X)
     assert str(caught.value).splitlines()[1] == f"  {row}; did you mean 'data'?"
+
+
+def test_a_collective_over_an_axis_that_is_left_automatic():
+    with pytest.raises(md.ArgumentError) as caught:
+        md.parallelize(
+            lambda x: over_data(lambda x: lax.psum(x, "model"), in_specs=P("data"), out_specs=P("data"))(x), MESH
+        ).plan(X)
+    assert re.sub(r"py:\d+", "py:12", str(caught.value)) == (
+        "step has collectives over an unknown axis:\n"
+        "  test_shard_map.py:12: axis name 'model' is automatic in the shard_map around it; axis_names={..., 'model'} "
+        "makes it one of the body's\n"
+        "the body of a shard_map runs collectives over the axes that it divides over"
+    )
 
 
 @pytest.mark.usefixtures("tracebacks")

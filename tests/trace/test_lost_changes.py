@@ -1,5 +1,6 @@
 """Changes in place that the caller would never see are errors, and leave nothing behind."""
 
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
@@ -208,7 +209,28 @@ def inner(seen):
     return step
 
 
+def default(x, seen=[]):
+    seen.append(x * 2)
+    return x
+
+
+def keyword_default(x, *, seen={}):
+    seen["x"] = x * 2
+    return x
+
+
+def queue(recent):
+    def step(x):
+        recent.append(x.mean())
+        return x
+
+    return step
+
+
 SURROUNDINGS = {
+    "recent[1]": lambda: queue(deque([1.0], maxlen=4)),
+    "seen[0]  ": lambda: default,
+    "seen['x']": lambda: keyword_default,
     "state['w']": lambda: closure({"w": W}),
     "seen[0]": lambda: nested_closure([]),
     "seen[0] ": lambda: inner([]),
