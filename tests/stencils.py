@@ -459,3 +459,11 @@ SEQUENCES = (next_tokens, next_tokens_cut_late, repeated_tokens)
 def grid(n: int = 2048, columns: int = 256) -> jax.Array:
     """Positive numbers, no two alike."""
     return np.random.default_rng(0).uniform(0.5, 1.5, (n, columns)).astype("f")
+
+
+@stencil(2 + ALL / 2, 4 + ALL)
+def frames(u):
+    """Windows looked up by their positions, the first of each two rows on."""
+    taken = u[np.arange(len(u) - 2)[:, None] + np.arange(3)]
+    halves = jnp.take(u, 2 * jnp.arange(len(u) // 2)[:, None] + jnp.arange(2), axis=0)
+    return jnp.sum(jnp.max(taken, 1) * taken[:, 0], 0), jnp.sum(halves[:, 0] * halves[:, 1])

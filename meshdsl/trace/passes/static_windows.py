@@ -1,6 +1,7 @@
 """Static windows: reads and writes at known positions become slices, or are recognised as windows.
 
     gather at a constant position                   slice                     the gradient of ``x.at[1:-1].set(y)``
+    gather of frames of k, hop apart                stack of k slices         x[hop * arange(m)[:, None] + arange(k)]
     scatter to every second position                select(i % 2 == 0, pad(y, 1 between), x)
     slice x[3::2]                                   x[1::2][1:]
     pad by (3, 4), 1 between                        pad by (1, 2), then by (1, 0), 1 between
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.index import consumers, producers
 from meshdsl.ir.loops import loop_ports
 from meshdsl.ir.rewrite import Table, fresh_ids, in_bodies, look_up, substitute, with_ops
-from meshdsl.rules.indexing import COMBINE, SCATTERS, Combine, gather_dims, scatter_dims
+from meshdsl.rules.indexing import COMBINE, SCATTERS, Combine, Lookup, gather_dims, scatter_dims
 from meshdsl.trace.read_jaxpr import written
 
 Array = NDArray[Any]
@@ -118,7 +119,13 @@ def _iota(params: Mapping[str, Any]) -> Array:
     return counted
 
 
-_EVALUATE: dict[str, Callable[..., Array]] = {
+def _constant(params: Mapping[str, Any]) -> Array | None:
+    value = params["value"]
+    known = jnp.issubdtype(value.dtype, np.integer) or value.dtype == np.bool_
+    return np.asarray(value) if known else None
+
+
+_EVALUATE: dict[str, Callable[..., Array | None]] = {
     "add": lambda _, x, y: x + y,
     "sub": lambda _, x, y: x - y,
     "mul": lambda _, x, y: x * y,
@@ -130,6 +137,7 @@ _EVALUATE: dict[str, Callable[..., Array]] = {
     "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
     "broadcast_in_dim": _broadcast,
     "iota": _iota,
+    "constant": _constant,
 }
 
 # ---- Windows ---------------------------------------------------------------------------------------------------------
@@ -201,6 +209,32 @@ def _progression(rows: Array, queries: Sequence[int]) -> int | None:
         return None
     steps = np.unique(np.diff(rows[:, 0]))
     return int(steps[0]) if steps.size == 1 and steps[0] > 0 else None
+
+
+class Frames(NamedTuple):
+    """Positions in two dims: column ``j`` is ``starts[j]`` and every ``hop``-th position after it, ``count`` in all.
+
+    Args:
+      turned: the columns are along the first of the two dims.
+    """
+
+    starts: tuple[int, ...]
+    hop: int
+    count: int
+    turned: bool
+
+
+def _frames(positions: Array, dims: Lookup) -> Frames | None:
+    """Returns the frames that positions of one dim are; None if they are not, or have many columns."""
+    if len(dims.columns) != 1 or len(dims.queries) != 2 or dims.sizes[dims.columns[0]] != 1:
+        return None
+    rows = positions[..., 0].astype(np.int64)
+    turned = rows.shape[0] < rows.shape[1]
+    rows = rows.T if turned else rows
+    hops = np.unique(np.diff(rows, axis=0))
+    if not 1 < rows.shape[1] <= FEW or hops.size != 1 or hops[0] < 1:
+        return None
+    return Frames(tuple(map(int, rows[0])), int(hops[0]), len(rows), turned)
 
 
 # ---- The pass --------------------------------------------------------------------------------------------------------
@@ -292,6 +326,10 @@ def _gathered(op: Op, constants: Constants) -> Form | None:
     starts = [0] * len(op.inputs[0].shape)
     for d, start in zip(dims.columns, rows[0], strict=True):
         starts[d] = int(start)
+    if frames := _frames(at, dims):
+        sizes = enumerate(zip(op.inputs[0].shape, dims.sizes, strict=True))
+        whole = all(n == m for e, (n, m) in sizes if e != dims.columns[0])
+        return (partial(_read_frames, dims=dims, frames=frames), op.inputs[:1]) if whole else None
     if len(rows) > 1:
         stride, d = _progression(rows, dims.queries), dims.columns[0]
         if stride is None or dims.sizes[d] != 1 or d not in numbers.collapsed_slice_dims:
@@ -300,6 +338,24 @@ def _gathered(op: Op, constants: Constants) -> Form | None:
         return lambda x: jnp.moveaxis(lax.slice_in_dim(x, first, last, stride, d), d, dims.queries[0]), op.inputs[:1]
     ends = [start + n for start, n in zip(starts, op.params["slice_sizes"], strict=True)]
     return lambda x: lax.slice(x, starts, ends).reshape(op.outputs[0].shape), op.inputs[:1]
+
+
+def _read_frames(x: jax.Array, dims: Lookup, frames: Frames) -> jax.Array:
+    (d,), (first, second) = dims.columns, dims.queries
+    reach = frames.hop * (frames.count - 1) + 1
+    columns = [lax.slice_in_dim(x, start, start + reach, frames.hop, d) for start in frames.starts]
+    return jnp.moveaxis(jnp.stack(columns, d + 1), (d, d + 1), (second, first) if frames.turned else (first, second))
+
+
+def _add_frames(x: jax.Array, y: jax.Array, dims: Lookup, frames: Frames) -> jax.Array:
+    (d,), (first, second) = dims.columns, dims.queries
+    columns = jnp.moveaxis(y, (second, first) if frames.turned else (first, second), (d, d + 1))
+    reach, zero = frames.hop * (frames.count - 1) + 1, jnp.zeros((), y.dtype)
+    for j, start in enumerate(frames.starts):
+        amounts = (start, x.shape[d] - start - reach, frames.hop - 1)
+        column = lax.index_in_dim(columns, j, d + 1, keepdims=False)
+        x += lax.pad(column, zero, [amounts if e == d else (0, 0, 0) for e in range(x.ndim)])
+    return x
 
 
 def _read(op: Op, constants: Constants) -> Form | None:
@@ -314,7 +370,9 @@ def _read(op: Op, constants: Constants) -> Form | None:
 
 
 def _scattered(op: Op, constants: Constants) -> Form | None:
-    """An update of every ``stride``-th position, as a selection."""
+    """An update of every ``stride``-th position, as a selection; frames that are added up, as a sum of shifts."""
+    if op.name == "scatter-add" and (form := _scattered_frames(op, constants)):
+        return form
     window = written_window(op, constants)
     if window is None or max(window.strides) == 1:
         return None
@@ -322,6 +380,17 @@ def _scattered(op: Op, constants: Constants) -> Form | None:
     whole = all(n == m for e, (n, m) in enumerate(zip(op.inputs[0].shape, window.sizes, strict=True)) if e != d)
     update = partial(_strided_update, window=window, d=d, combine=COMBINE[op.name])
     return (update, (op.inputs[0], op.inputs[2])) if whole else None
+
+
+def _scattered_frames(op: Op, constants: Constants) -> Form | None:
+    """The sum of frames, as autodiff writes it for a gather of them."""
+    numbers, dims, at = op.params["dimension_numbers"], scatter_dims(op), constants.of(op.inputs[1])
+    if at is None or not at.size or numbers.operand_batching_dims or np.any(at < 0) or np.any(at > dims.limits[0]):
+        return None
+    frames, sizes = _frames(at, dims), enumerate(zip(op.inputs[0].shape, dims.sizes, strict=True))
+    if frames is None or any(n != m for e, (n, m) in sizes if e != dims.columns[0]):
+        return None
+    return partial(_add_frames, dims=dims, frames=frames), (op.inputs[0], op.inputs[2])
 
 
 def _strided_update(x: jax.Array, y: jax.Array, window: Window, d: int, combine: Combine) -> jax.Array:

@@ -88,6 +88,17 @@ def strides(x):
     )
 
 
+def frames(x):
+    """Windows looked up by their positions: each as a row, or a column, apart or mixed up."""
+    n = len(x)
+    each, turned = np.arange(n - 2)[:, None] + np.arange(3), jnp.arange(2)[:, None] + 2 * jnp.arange(n // 2)
+    mixed = np.arange(n - 3)[:, None] + np.array([3, 0, 1])
+    columns = jnp.take(x, jnp.arange(4)[:, None] + jnp.arange(2), axis=1)
+    repeated = jnp.arange(n)[:, None] + jnp.zeros((1, 2), int)
+    outside = jnp.take(x, jnp.arange(n)[:, None] + jnp.arange(2), axis=0, mode="clip")
+    return x[each], x[turned] * 2, x[mixed], columns, x[repeated], outside, x.at[mixed].add(x[each][:-1] ** 2)
+
+
 def between(x):
     return lax.pad(x[1:], 2.0, ((3, 2, 1), (0, 0, 0))), lax.pad(x, 0.0, ((-1, 4, 2), (1, -1, 0)))
 
@@ -148,7 +159,7 @@ def shifted_sums(x):
     return jax.grad(loss)(x)
 
 
-WITH_GRADIENTS = (infinite, running, both_dims, joined, reversed_, counted, looked_up, ghosts, strides, between)
+WITH_GRADIENTS = (infinite, running, both_dims, joined, reversed_, counted, looked_up, ghosts, strides, between, frames)
 FORWARD = (positions, sorted_inside, kinds_of_updates, outside, shifted_sums)
 
 
