@@ -5,8 +5,8 @@
                                                        kernel is long in the gradient by weights, [n], [n - 2] -> [3]
     pooling      [n] -> [n - 2]          n and n - 2,  likewise, but its padding cannot be negative
                                          n; n - 2
-    its gradient [n - 2], [n] -> [n]     n - 2,        further windows write zeros, wherever their maxima are
-                                         or all three
+    its gradient [n - 2], [n] -> [n]     n - 2,        further windows write zeros, wherever their maxima are; elements
+                                         n, or both    behind the end are never those
     reshape      [n, m, d] -> [n m, d]   n and n m     the padding of n stays at the end of n m
 
 Operations have these groups for padding alone, which is at the end; those of ``dim_groups`` hold wherever it is.
@@ -69,19 +69,23 @@ def _pooled(op: Op, sizes: Mapping[int, int]) -> Iterator[DimGroup]:
 
 
 def _spread(op: Op, sizes: Mapping[int, int]) -> Iterator[DimGroup]:
-    """Yields groups of dims of the gradient of max pooling: of the windows alone, or with the elements under them.
+    """Yields groups of dims of the gradient of pooling: of the windows, of the elements under them, or of both.
 
-    Further windows write zeros, so each of them needs a place to write to; elements behind the end may hold anything if
-    no window that was written sees them.
+    Further windows write zeros, so each of them needs a place to write to. Windows that were written and see elements
+    behind the end must not select these.
     """
-    zero = np.zeros((), op.inputs[0].dtype)
+    zero, dtype = np.zeros((), op.inputs[0].dtype), op.inputs[1].dtype
+    never = WINDOWS["reduce_window_max" if op.params["select_prim"].name == "ge" else "reduce_window_min"](dtype)
     for d, (step, (low, high)) in enumerate(zip(op.params["window_strides"], op.params["padding"], strict=True)):
         count, n = op.inputs[0].shape[d], op.inputs[1].shape[d]
-        counted, held = sizes.get(count, count), sizes.get(n, n)
-        ends = (counted - 1) * step - low  # where the last window starts
-        if held > n and counted > count and high == 0 and ends < held and held - n <= (counted - count) * step:
-            yield DimGroup(n, ((0, d), (1, d), (2, d)), zero)
-        elif counted > count and ends < n:
+        more, longer = sizes.get(count, count) - count, sizes.get(n, n) - n
+        start = (count + more - 1) * step - low  # of the last window
+        enough = high - longer + more * step >= 0 and (high == 0 or never is not None)
+        if longer and more and enough and start < n + longer:
+            yield DimGroup(n, ((0, d), (1, d), (2, d)), zero, others=((1, never),) if high else ())
+        elif longer and not more and enough:
+            yield DimGroup(n, ((1, d), (2, d)), never)
+        elif more and start < n:
             yield DimGroup(count, ((0, d),), zero)
 
 

@@ -224,9 +224,10 @@ class _Padder:
         if group.column is not None:
             inputs[1] = self._out_of_bounds(op, group, inputs[1])
         if group.fill is not None:
+            fills = dict.fromkeys(range(len(inputs)), group.fill) | dict(group.others)
             for i, d in group.ports:
                 if i < len(inputs):
-                    inputs[i] = self._filled(inputs[i], d, op.inputs[i].shape[d], group.fill)
+                    inputs[i] = self._filled(inputs[i], d, op.inputs[i].shape[d], fills[i])
 
     def _filled(self, x: Atom, d: int, size: int, fill: Any) -> Atom:
         """Returns ``x`` with ``fill`` in the padding of dim ``d``, which has ``size`` elements without it."""

@@ -44,6 +44,7 @@ class DimGroup:
       size: their length.
       ports: where they are.
       fill: what the padding of the operands has to hold; None if it may hold anything.
+      others: operands, with what theirs has to hold instead.
       column: for a gather or scatter, the column of the indices whose positions are in this dim.
       inside: where the bodies of a loop or conditional have them.
     """
@@ -53,6 +54,7 @@ class DimGroup:
     fill: Any = None
     column: int | None = None
     inside: tuple[BodyDimAt, ...] = ()
+    others: tuple[tuple[int, Any], ...] = ()
 
 
 ELEMENTWISE = frozenset(name for name, make in RULES.items() if make is elementwise)

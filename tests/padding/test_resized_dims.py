@@ -16,6 +16,7 @@ from meshdsl.layouts.topology import Link, Topology
 from meshdsl.padding import pad_program
 from meshdsl.padding.min_cut import by_operation, padded_sizes
 from meshdsl.padding.resized_dims import merged_dims, padding_groups, with_merged
+from meshdsl.padding.uneven_pins import UnevenPins
 from meshdsl.pins import UserPins
 from meshdsl.trace import trace
 from tests.trace.interpreter import run_graph
@@ -44,6 +45,11 @@ STEPS = {
         lambda x, k: pool(jnp.tanh(x[:, :20]), lax.max, -jnp.inf, 7, 1, "VALID"), 0
     ),
     "by pooled minima": gradient(lambda x, k: pool(x, lax.min, jnp.inf, 9, 1, "VALID"), 0),
+    "by same maxima": gradient(lambda x, k: pool(x - 9, lax.max, -jnp.inf, 3, 2, "SAME"), 0),
+    "by same minima": gradient(lambda x, k: pool(x + 9, lax.min, jnp.inf, 2, 2, "SAME"), 0),
+    "by maxima of fewer": gradient(
+        lambda x, k: pool(x[:, :21] - 9, lax.max, -jnp.inf, 4, 3, ((0, 0), (1, 3), (0, 0))), 0
+    ),
     "by pooled sums": gradient(lambda x, k: pool(x, lax.add, 0.0, 3, 2, "VALID"), 0),
     "valid": lambda x, k: conv(x, k, "VALID"),
     "same": lambda x, k: conv(x, k, "SAME"),
@@ -157,6 +163,20 @@ def test_layers_that_each_lose_some_rows_stay_split():
     step = jax.grad(valid_layers, (0, 1))
     plan = plan_best_variant(trace(step, args), mesh, UserPins({"x": "x=S(1)", "k": "x=B"})).plan
     assert plan.bytes < 12 * 2 * 2 * 16 * 4 + 2 * 3 * 16 * 16 * 4  # both ways, and the gradient of the weights
+
+
+def test_pooling_of_an_odd_length_stays_split():
+    """The gradient of maxima three wide and two apart: windows would see the padding of 495 rows to 496."""
+
+    def step(k, x):
+        return jnp.sum(jnp.tanh(pool(jnp.tanh(x @ k), lax.max, -jnp.inf, 3, 2, "SAME")) ** 2)
+
+    args = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((2, 495, 8), jnp.float32)
+    pins = UserPins({"k": "x=B", "x": "x=S(1)"}, uneven="pad")
+    mesh = md.Mesh(x=8, topology=FREE_LINKS)
+    written = trace(jax.grad(step), args)
+    program = UnevenPins.of(written, mesh, pins).constrained(written)
+    assert plan_best_variant(program, mesh, pins).plan.bytes < 16 * 2 * 8 * 4 + 2 * 8 * 8 * 4
 
 
 def test_they_run():
