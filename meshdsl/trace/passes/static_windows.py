@@ -212,7 +212,7 @@ def _progression(rows: Array, queries: Sequence[int]) -> int | None:
 
 
 class Frames(NamedTuple):
-    """Positions in two dims: column ``j`` is ``starts[j]`` and every ``hop``-th position after it, ``count`` in all.
+    """Positions in two dims: column ``j`` is ``starts[j]`` and every ``hop``-th position after it, ``length`` in all.
 
     Args:
       turned: the columns are along the first of the two dims.
@@ -220,7 +220,7 @@ class Frames(NamedTuple):
 
     starts: tuple[int, ...]
     hop: int
-    count: int
+    length: int
     turned: bool
 
 
@@ -342,7 +342,7 @@ def _gathered(op: Op, constants: Constants) -> Form | None:
 
 def _read_frames(x: jax.Array, dims: Lookup, frames: Frames) -> jax.Array:
     (d,), (first, second) = dims.columns, dims.queries
-    reach = frames.hop * (frames.count - 1) + 1
+    reach = frames.hop * (frames.length - 1) + 1
     columns = [lax.slice_in_dim(x, start, start + reach, frames.hop, d) for start in frames.starts]
     return jnp.moveaxis(jnp.stack(columns, d + 1), (d, d + 1), (second, first) if frames.turned else (first, second))
 
@@ -350,7 +350,7 @@ def _read_frames(x: jax.Array, dims: Lookup, frames: Frames) -> jax.Array:
 def _add_frames(x: jax.Array, y: jax.Array, dims: Lookup, frames: Frames) -> jax.Array:
     (d,), (first, second) = dims.columns, dims.queries
     columns = jnp.moveaxis(y, (second, first) if frames.turned else (first, second), (d, d + 1))
-    reach, zero = frames.hop * (frames.count - 1) + 1, jnp.zeros((), y.dtype)
+    reach, zero = frames.hop * (frames.length - 1) + 1, jnp.zeros((), y.dtype)
     for j, start in enumerate(frames.starts):
         amounts = (start, x.shape[d] - start - reach, frames.hop - 1)
         column = lax.index_in_dim(columns, j, d + 1, keepdims=False)
