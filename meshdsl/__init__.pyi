@@ -42,11 +42,13 @@ from meshdsl.schedules.spec import Pipeline as Pipeline
 from meshdsl.errors import ArgumentError as ArgumentError
 from meshdsl.errors import BudgetError as BudgetError
 from meshdsl.errors import CheckError as CheckError
+from meshdsl.errors import CheckpointError as CheckpointError
 from meshdsl.errors import DeviceError as DeviceError
 from meshdsl.errors import DimError as DimError
 from meshdsl.errors import LayoutError as LayoutError
 from meshdsl.errors import MemoryLimitError as MemoryLimitError
 from meshdsl.errors import MeshDSLError as MeshDSLError
+from meshdsl.errors import NonFiniteError as NonFiniteError
 from meshdsl.errors import NotationError as NotationError
 from meshdsl.errors import PinError as PinError
 from meshdsl.errors import PipelineError as PipelineError

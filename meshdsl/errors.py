@@ -185,6 +185,30 @@ class PlanFileError(MeshDSLError):
     """
 
 
+class CheckpointError(MeshDSLError):
+    """A checkpoint that cannot be written or read: no space, no permission, no such place.
+
+    Example:
+      >>> try:
+      ...     Checkpoints("/proc/run")
+      ... except md.CheckpointError as error:
+      ...     print(error)
+      /proc/run cannot hold checkpoints: [Errno 2] No such file or directory: '/proc/run'
+    """
+
+
+class NonFiniteError(MeshDSLError):
+    """A training run whose loss or state holds NaNs or infinities, which is not saved.
+
+    Example:
+      >>> try:
+      ...     train(step, state, feed, Run(steps=300, folder=folder))
+      ... except md.NonFiniteError as error:
+      ...     print(error)
+      the loss of step 211 is nan
+    """
+
+
 class VerifyError(MeshDSLError):
     """A compiled program whose communication differs from the plan.
 

@@ -9,9 +9,9 @@ import sysconfig
 from pathlib import Path
 from traceback import extract_tb
 
-from meshdsl.errors import CheckError, MemoryLimitError, MeshDSLError, VerifyError
+from meshdsl.errors import CheckError, MemoryLimitError, MeshDSLError, NonFiniteError, VerifyError
 
-CHANGED, BAD_INPUT, INFEASIBLE, DIFFERENT_PROGRAM = 1, 2, 3, 4
+CHANGED, BAD_INPUT, INFEASIBLE, DIFFERENT_PROGRAM, NON_FINITE = 1, 2, 3, 4, 5
 OWN_FAULT = 70  # EX_SOFTWARE of sysexits.h
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as of a program that the signal ends
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -24,6 +24,8 @@ def status_of(error: Exception) -> int:
     """The exit status of a command that ends with this error."""
     if isinstance(error, MemoryLimitError):
         return INFEASIBLE
+    if isinstance(error, NonFiniteError):
+        return NON_FINITE
     if isinstance(error, VerifyError | CheckError):
         return CHANGED
     return BAD_INPUT if message_of(error) else OWN_FAULT

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,14 @@ if TYPE_CHECKING:
     from meshdsl.training.loop import Outcome
 
 
+class OnNaN(StrEnum):
+    """What a loss or a state with NaNs or infinities does."""
+
+    stop = "stop"
+    skip = "skip"
+    ignore = "ignore"
+
+
 def train(
     program: ProgramName,
     mesh: MeshText = DEFAULT_MESH,
@@ -45,6 +54,16 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint in the folder")] = False,
     save_every: Annotated[int, typer.Option(min=1, help="steps between checkpoints")] = 50,
     evaluate_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = 50,
+    keep: Annotated[int, typer.Option(min=1, help="checkpoints to keep")] = 2,
+    keep_every: Annotated[
+        int | None, typer.Option(min=1, help="also keep checkpoints after multiples of this many steps")
+    ] = None,
+    on_nan: Annotated[
+        OnNaN, typer.Option("--on-nan", help="what a loss or state that is not finite does")
+    ] = OnNaN.stop,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="resume although the program, batch or data changed")
+    ] = False,
     processes: Annotated[int, typer.Option(min=1, help="processes to start on this machine")] = 1,
     as_json: AsJSON = False,
 ) -> None:
@@ -59,7 +78,8 @@ def train(
 
     try:
         from meshdsl.training import multihost as group
-        from meshdsl.training.run import Session, check_folder
+        from meshdsl.training.loop import Run
+        from meshdsl.training.run import Session, check_folder, skipping
     except ModuleNotFoundError as error:
         raise MeshDSLError(f"training needs {error.name}: pip install 'meshdsl[train]'") from error
 
@@ -73,8 +93,9 @@ def train(
     with output_to_stderr() if as_json else nullcontext():
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
         devices_for(over)  # refuses too few before a plan takes its time
-        session = Session(loaded, over, folder, rules, memory)
-        outcome = session.train(steps, save_every, evaluate_every)
+        session = Session(skipping(loaded) if on_nan is OnNaN.skip else loaded, over, rules, memory)
+        kept = {"keep": keep, "keep_every": keep_every, "only_finite": on_nan is not OnNaN.ignore}
+        outcome = session.train(Run(steps or 0, folder, save_every, evaluate_every, **kept), accept_changes)
     if as_json and session.is_first:
         show("train", "", _facts(outcome, folder), as_json)
     if outcome.stopped:

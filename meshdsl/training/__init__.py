@@ -6,8 +6,10 @@ The loop knows no layouts. It calls any step
 
 so a planned step and a plain ``jax.jit`` step train in the same way. Modules in order:
 
-    batches      batches that resume at any step, and their placement on devices
+    batches      batches that resume at any step, their placement on devices, reading ahead
+    digests      digests of arrays that do not depend on layouts
     checkpoint   saved states, which restore onto another mesh and plan (orbax)
+    folder       the folder of a run, which one run holds at a time
     metrics      metrics.jsonl, and the curves drawn from it
     loop         steps, evaluations, checkpoints, progress bar, a clean stop
     run          training an ``md.Program``; one run of ``meshdsl train``

@@ -1,17 +1,22 @@
 """Batches that start at any step of a run, and their placement on the devices of a planned step.
 
-Records are a grain ``MapDataset``: record ``i`` follows from ``i`` alone. So a run resumes after any number of batches
-with exactly the batches that it would have had, and a process of several reads only the rows that its devices hold:
+Which record stands at which position of a run follows from the position alone. So a run resumes after any number of
+batches with exactly the batches that it would have had, and a process of several reads only the rows that its devices
+hold:
 
     Batches(shuffled({"images": images, "labels": labels}), batch=256)    # shuffled anew in every epoch
 
-Of any other iterable of batches every process makes whole batches and keeps its rows.
+Records are read a batch at a time where they can be (``take``), else one by one through a grain ``MapDataset``. Of any
+other iterable of batches every process makes whole batches and keeps its rows. A thread makes and places the next
+batches while a step runs.
 """
 
+import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import count, islice
 from sys import maxsize
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import grain.python as grain
 import jax
@@ -20,54 +25,20 @@ import numpy as np
 from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import array_type
 
-# ---- Batches of records ----------------------------------------------------------------------------------------------
+# ---- Records ---------------------------------------------------------------------------------------------------------
 
 Batch = dict[str, np.ndarray]
 
 
-class Batches:
-    """Batches of ``batch`` records each; iterating yields whole batches, from the first.
+@runtime_checkable
+class Records(Protocol):
+    """Numbered records that are read several at a time."""
 
-    Args:
-      records: dicts of arrays without the batch dim, at least ``batch`` of them; a repeated dataset never ends.
-      batch: records in a batch.
-      unit: name of what a run counts per second, such as tokens.
-      units: number of these in a record.
+    def __len__(self) -> int: ...
 
-    Raises:
-      ArgumentError: there are fewer records than a batch has.
-
-    Example:
-        batches = Batches(shuffled({"x": x, "y": y}), batch=256)
-    """
-
-    def __init__(self, records: grain.MapDataset, batch: int, unit: str = "examples", units: int = 1) -> None:
-        if len(records) < batch:
-            raise ArgumentError(f"batch={batch} of {len(records)} records: give more records or a smaller batch")
-        self.records, self.batch, self.unit, self.units = records, batch, unit, units
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.rows(range(self.batch))
-
-    def rows(self, rows: Sequence[int], done: int = 0) -> Iterator[Batch]:
-        """These rows of every batch, after the first ``done`` batches; threads read ahead."""
-        selected = grain.MapDataset.source(_SelectedRows(self, rows, done)).batch(len(rows), drop_remainder=True)
-        return cast(Iterator[Batch], iter(selected.to_iter_dataset()))
-
-
-class _SelectedRows:
-    """The given rows of all batches after the first ``done``, as one flat source of records."""
-
-    def __init__(self, batches: Batches, rows: Sequence[int], done: int) -> None:
-        self._batches, self._rows, self._done = batches, rows, done
-
-    def __len__(self) -> int:
-        size = len(self._batches.records)
-        return size if size == maxsize else (size // self._batches.batch - self._done) * len(self._rows)
-
-    def __getitem__(self, index: int) -> Batch:
-        number, row = divmod(index, len(self._rows))
-        return cast(Batch, self._batches.records[(self._done + number) * self._batches.batch + self._rows[row]])
+    def take(self, positions: np.ndarray) -> Batch:
+        """Returns the records at these positions; their number is the first dim of every array."""
+        ...
 
 
 class ArrayRecords:
@@ -83,19 +54,135 @@ class ArrayRecords:
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
 
-    def __getitem__(self, index: int) -> Batch:
-        return {name: array[index] for name, array in self._arrays.items()}
+    def __getitem__(self, position: int) -> Batch:
+        return {name: array[position] for name, array in self._arrays.items()}
+
+    def take(self, positions: np.ndarray) -> Batch:
+        """Returns the rows at these positions."""
+        return {name: array[positions] for name, array in self._arrays.items()}
 
 
-def shuffled(source: Any, seed: int = 0) -> grain.MapDataset:
-    """The records of a source without end, shuffled anew in every epoch.
+Change = Callable[[Batch, np.ndarray, int], Batch]
+
+
+class ShuffledRecords:
+    """Records without end, in another random order in every epoch.
 
     Args:
-      source: an object with ``len`` and ``[i]``, or a dict of arrays whose first dim numbers the records.
+      records: of one epoch.
+      seed: of the order.
+      change: ``(batch, positions, epoch) -> batch`` changes records at random, each by its position and epoch alone.
+    """
+
+    def __init__(self, records: Records, seed: int = 0, change: Change | None = None) -> None:
+        self.records, self.seed, self.change = records, seed, change
+        self._orders: dict[int, np.ndarray] = {}  # by epoch: of the last two
+
+    def __len__(self) -> int:
+        return maxsize
+
+    def __getitem__(self, position: int) -> Batch:
+        return {name: array[0] for name, array in self.take(np.array([position])).items()}
+
+    def take(self, positions: np.ndarray) -> Batch:
+        """Returns the records at these positions of all epochs."""
+        epochs, rows = np.divmod(positions, len(self.records))
+        found = np.unique(epochs).tolist()
+        if len(found) == 1:
+            return self._of_epoch(found[0], rows)
+        parts = [self._of_epoch(epoch, rows[epochs == epoch]) for epoch in found]
+        order = np.argsort(np.concatenate([np.flatnonzero(epochs == epoch) for epoch in found]))
+        return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+
+    def _of_epoch(self, epoch: int, rows: np.ndarray) -> Batch:
+        chosen = self._order(epoch)[rows]
+        batch = self.records.take(chosen)
+        return self.change(batch, chosen, epoch) if self.change else batch
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if epoch not in self._orders:
+            kept = {epoch - 1: self._orders[epoch - 1]} if epoch - 1 in self._orders else {}
+            self._orders = {**kept, epoch: np.random.default_rng((self.seed, epoch)).permutation(len(self.records))}
+        return self._orders[epoch]
+
+
+def shuffled(source: Any, seed: int = 0) -> ShuffledRecords | grain.MapDataset:
+    """Returns the records of a source without end, shuffled anew in every epoch.
+
+    Args:
+      source: a dict of arrays whose first dim numbers the records, ``Records``, or an object with ``len`` and ``[i]``,
+        which is read one by one.
       seed: of the order.
     """
     records = ArrayRecords(source) if isinstance(source, Mapping) else source
+    if isinstance(records, Records):
+        return ShuffledRecords(records, seed)
     return grain.MapDataset.source(records).seed(seed).shuffle().repeat()
+
+
+# ---- Batches of records ----------------------------------------------------------------------------------------------
+
+
+class Batches:
+    """Batches of ``batch`` records each; iterating yields whole batches, from the first.
+
+    Args:
+      records: ``Records``, or a grain dataset of dicts of arrays without the batch dim; at least ``batch`` of them. A
+        repeated dataset never ends.
+      batch: records in a batch.
+      unit: name of what a run counts per second, such as tokens.
+      units: number of these in a record.
+
+    Raises:
+      ArgumentError: there are fewer records than a batch has.
+
+    Example:
+        batches = Batches(shuffled({"x": x, "y": y}), batch=256)
+    """
+
+    def __init__(self, records: Records | grain.MapDataset, batch: int, unit: str = "examples", units: int = 1) -> None:
+        if len(records) < batch:
+            raise ArgumentError(f"batch={batch} of {len(records)} records: give more records or a smaller batch")
+        self.records, self.batch, self.unit, self.units = records, batch, unit, units
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.rows(range(self.batch))
+
+    def rows(self, rows: Sequence[int], done: int = 0) -> Iterator[Batch]:
+        """Yields these rows of every batch, after the first ``done`` batches."""
+        if isinstance(self.records, Records):
+            last = len(self.records) // self.batch
+            numbers = count(done) if len(self.records) == maxsize else range(done, last)
+            at = np.asarray(rows)
+            return (self.records.take(number * self.batch + at) for number in numbers)
+        selected = grain.MapDataset.source(_SelectedRows(self, rows, done)).batch(len(rows), drop_remainder=True)
+        return cast(Iterator[Batch], iter(selected.to_iter_dataset()))  # threads read ahead
+
+
+class _SelectedRows:
+    """The given rows of all batches of a grain dataset after the first ``done``, as one flat source of records."""
+
+    def __init__(self, batches: Batches, rows: Sequence[int], done: int) -> None:
+        self._batches, self._rows, self._done = batches, rows, done
+
+    def __len__(self) -> int:
+        size = len(self._batches.records)
+        return size if size == maxsize else (size // self._batches.batch - self._done) * len(self._rows)
+
+    def __getitem__(self, index: int) -> Batch:
+        number, row = divmod(index, len(self._rows))
+        records = cast(grain.MapDataset, self._batches.records)
+        return cast(Batch, records[(self._done + number) * self._batches.batch + self._rows[row]])
+
+
+def describe(batches: Iterable[Any]) -> str:
+    """Returns what decides which batches these are, as far as it is known."""
+    if not isinstance(batches, Batches):
+        return type(batches).__name__
+    records = batches.records
+    if isinstance(records, ShuffledRecords):
+        return f"batches of {batches.batch}, {len(records.records)} records, seed {records.seed}"
+    return f"batches of {batches.batch}, {type(records).__name__}"
 
 
 # ---- Feeds: batches from a step on, placed on devices ----------------------------------------------------------------
@@ -184,3 +271,43 @@ def _local_rows(batch: int, leaves: Sequence[Any], shardings: Sequence[jax.shard
         blocks = at.addressable_devices_indices_map(leaf.shape).values()
         rows.update(*(range(batch)[block[0]] for block in blocks if block))
     return sorted(rows)
+
+
+# ---- Reading ahead ---------------------------------------------------------------------------------------------------
+
+
+class ReadAhead(Iterator[Any]):
+    """An iterator whose next items a thread makes meanwhile; a context manager, which ends the thread.
+
+    Args:
+      items: what is read; an exception that it raises is raised where its item would be.
+      depth: number of items to make ahead.
+    """
+
+    def __init__(self, items: Iterator[Any], depth: int = 2) -> None:
+        self._items, self._ready, self._ended = items, queue.Queue[Any](depth), threading.Event()
+        self._thread = threading.Thread(target=self._read, name="read ahead", daemon=True)
+
+    def __enter__(self) -> "ReadAhead":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        while self._thread.is_alive() and not self._ready.empty():  # it may wait for room
+            self._ready.get_nowait()
+
+    def __next__(self) -> Any:
+        item, error = self._ready.get()
+        if error is not None:
+            self._ready.put((None, error))  # for whoever asks again
+            raise error
+        return item
+
+    def _read(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._ready.put((next(self._items), None))
+            except BaseException as error:  # StopIteration as well
+                self._ready.put((None, error))
+                return

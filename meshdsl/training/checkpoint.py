@@ -1,37 +1,83 @@
 """Checkpoints: the state of a run after some steps, saved so that the run resumes exactly.
 
-orbax writes and reads the arrays shard by shard, every process its own. The number of steps done is also the position
-in the data. A checkpoint is written under a temporary name and renamed when it is complete, so a process that is killed
-while saving leaves the previous one intact. Objects of nnx are saved as their arrays; restoring makes new objects.
+orbax writes and reads the arrays shard by shard, every process its own, in the background: ``save`` returns when the
+state has been copied off the devices, so the next step may donate it. The number of steps done is also the position in
+the data. A checkpoint is
+
+    state    the arrays; objects of nnx are saved as their arrays, and restoring makes new objects
+    facts    JSON: the digest of every array, versions, and what the run says of itself (``meshdsl.training.identity``)
+
+and is renamed when both are complete, so a process that is killed while saving leaves the previous one intact. A state
+with NaNs or infinities is never completed. Restoring verifies the digests; what does not come back as it was saved is
+set aside under another name, and the checkpoint before it is restored.
 """
 
+import asyncio
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any, cast
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
 
-from meshdsl.errors import ArgumentError, faults, shortened
+from meshdsl.errors import ArgumentError, CheckpointError, MeshDSLError, NonFiniteError, faults, first_line, shortened
 from meshdsl.ir.graph import array_type
 from meshdsl.trace.pure_step import named_arrays
+from meshdsl.training.digests import finish_digests, start_digests
+from meshdsl.util.text import bytes_text
+from meshdsl.util.version import version
+
+log = logging.getLogger("meshdsl")
 
 State = tuple[Any, ...]
+Facts = Mapping[str, Any]
+_STATE, _FACTS, _FILE = "state", "facts", "facts.json"
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run; a context manager that waits for the last save.
 
     Args:
-      folder: where they are.
+      folder: where they are; also a remote one, such as ``gs://bucket/run``.
       keep: number of checkpoints to keep; older ones are deleted.
+      keep_every: checkpoints after multiples of this many steps are kept as well.
+      facts: what is saved with each, as JSON.
+      only_finite: whether to refuse states with NaNs or infinities.
     """
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        self._folder = folder
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
-        self._manager = ocp.CheckpointManager(
-            folder.resolve(), options=options, item_handlers=ocp.StandardCheckpointHandler()
-        )
+    def __init__(
+        self,
+        folder: Path | str,
+        keep: int = 2,
+        keep_every: int | None = None,
+        facts: Facts | None = None,
+        only_finite: bool = True,
+    ) -> None:
+        self.folder = epath.Path(folder).resolve()
+        self._facts, self._only_finite = dict(facts or {}), only_finite
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True)
+        handlers = {_STATE: ocp.StandardCheckpointHandler(), _FACTS: _FactsHandler()}
+        with _reported(f"{self.folder} cannot hold checkpoints"):
+            self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except MeshDSLError as error:
+            if kind is None:
+                raise
+            log.warning("%s", error)  # the error that ends the block says more
 
     @property
     def newest(self) -> int | None:
@@ -40,43 +86,175 @@ class Checkpoints:
         return step
 
     def save(self, step: int, state: State) -> None:
-        """Saves the state after ``step`` steps."""
-        self._manager.save(step, args=ocp.args.StandardSave(named_arrays(state)[0]))
-        self._manager.wait_until_finished()
+        """Start to save the state after ``step`` steps; the one saved before is complete when this returns.
 
-    def restore(self, step: int, state: State) -> State:
-        """The state after ``step`` steps.
+        Raises:
+          NonFiniteError: the state saved before holds NaNs or infinities.
+          CheckpointError: a state cannot be written.
+        """
+        arrays = named_arrays(state)[0]
+        self._check_space(arrays)
+        facts = {"versions": {"meshdsl": version(), "jax": jax.__version__}, **self._facts}
+        started = _FactsSave(step, facts, start_digests(arrays), self._only_finite)
+        with _reported(f"{self.folder} cannot hold the state after step {step}"):
+            self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=started))
+
+    def wait(self) -> None:
+        """Wait until everything is saved.
+
+        Raises:
+          NonFiniteError, CheckpointError: as ``save``.
+        """
+        with _reported(f"{self.folder} cannot hold the newest state"):
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return what was saved beside the state after ``step`` steps; nothing if it cannot be read."""
+        try:
+            found = json.loads((self.folder / str(step) / _FACTS / _FILE).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def restore_newest(self, state: State) -> tuple[int, State] | None:
+        """Return the steps done and the state of the newest checkpoint that is intact; None if there is none.
+
+        Damaged ones are renamed to ``damaged-STEP``, with a warning each. All processes have to call this.
 
         Args:
-          step: steps done.
           state: arrays or shapes of the state. Their shardings are those of the result, so a checkpoint of one mesh
             and plan restores onto another.
 
         Raises:
           ArgumentError: the checkpoint is of another state; the message lists every difference.
         """
-        arrays, tree = named_arrays(state)
-        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, arrays)
-        self._check(step, shapes)
-        found = self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
-        return cast(State, tree.unflatten([found[name] for name in shapes]))
+        self.wait()
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            fault, found = self._restore(step, state)
+            if not fault:
+                return step, cast(State, found)
+            self._set_aside(step, fault)
+        return None
 
     def close(self) -> None:
-        """Releases the folder."""
-        self._manager.close()
+        """Wait until everything is saved, and release the folder."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
 
-    def _check(self, step: int, shapes: dict[str, Any]) -> None:
-        saved = self._manager.item_metadata(step)
+    def _restore(self, step: int, state: State) -> tuple[str, State | None]:
+        """Return what is wrong with a checkpoint, or its state; in every process the same.
+
+        Reading is local to each process, so that a fault of one leaves no other waiting.
+        """
+        arrays, tree = named_arrays(state)
+        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, arrays)
+        place, found, fault = self.folder / str(step) / _STATE, None, ""
+        try:
+            handler = ocp.StandardCheckpointHandler()
+            self._check(step, shapes, handler.metadata(place))
+            found = handler.restore(place, args=ocp.args.StandardRestore(shapes))
+        except ArgumentError:
+            raise
+        except Exception as error:  # of whatever library reads the files
+            fault = first_line(error) or type(error).__name__
+        if multihost_utils.process_allgather(np.array(bool(fault))).any():
+            return fault or "another process cannot read it", None
+        assert found is not None
+        now, saved = finish_digests(start_digests(found))[0], self.facts(step).get("digests", {})
+        wrong = [name for name, digest in now.items() if digest != saved.get(name)]
+        if wrong:
+            return f"{', '.join(shortened(wrong, 3))}: not as saved" if saved else "its digests cannot be read", None
+        return "", cast(State, tree.unflatten([found[name] for name in shapes]))
+
+    def _set_aside(self, step: int, fault: str) -> None:
+        place = self.folder / f"damaged-{step}"
+        if jax.process_index() == 0:
+            if place.exists():
+                place.rmtree()
+            (self.folder / str(step)).rename(place)
+            log.warning("the checkpoint after step %d is damaged: %s; it is now %s", step, fault, place.name)
+        multihost_utils.sync_global_devices(f"set aside {step}")
+        self._manager.reload()
+
+    def _check(self, step: int, shapes: dict[str, Any], saved: Any) -> None:
+        """Raise ArgumentError unless a checkpoint has the arrays of this state."""
         rows = [f"{name}: {_type(x)}, not in the checkpoint" for name, x in shapes.items() if name not in saved]
         rows += [f"{name}: not in this program" for name in saved if name not in shapes]
         both = [(name, _type(x), _type(saved[name])) for name, x in shapes.items() if name in saved]
         rows += [f"{name}: {new}, in the checkpoint {old}" for name, new, old in both if new != old]
         if rows:
-            title = f"the checkpoint in {self._folder} after step {step} is of another state:"
+            title = f"the checkpoint in {self.folder} after step {step} is of another state:"
             raise ArgumentError(faults(title, shortened(rows), "train into another folder, or resume that program"))
+
+    def _check_space(self, arrays: Mapping[str, Any]) -> None:
+        """Raise CheckpointError unless the disk has room for the arrays."""
+        local = Path(self.folder)
+        if not local.is_dir():  # remote
+            return
+        free, size = disk_usage(local).free, sum(x.size * x.dtype.itemsize for x in arrays.values())
+        if size > free:
+            raise CheckpointError(
+                f"{local} has {bytes_text(free)} free, and a checkpoint needs {bytes_text(size)}: make room, or give\n"
+                "another folder"
+            )
 
 
 def _type(x: Any) -> str:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):  # keys are saved as their data
         x = jax.eval_shape(jax.random.key_data, x)
     return array_type(x.dtype, x.shape, ())
+
+
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Turn errors of the file system and of orbax within a block into a CheckpointError of one line."""
+    try:
+        yield
+    except MeshDSLError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{what}: {first_line(error)}") from error
+
+
+# ---- What is saved beside the arrays ---------------------------------------------------------------------------------
+
+
+class _FactsHandler(ocp.AsyncCheckpointHandler):
+    """Writes the facts of a checkpoint as JSON when the digests of its arrays are there."""
+
+    async def async_save(self, directory: epath.Path, args: "_FactsSave") -> list[ocp.future.Future]:
+        writing = self._write(directory, args)
+        return [ocp.future.CommitFutureAwaitingContractedSignals(writing, name="facts")]
+
+    def save(self, directory: epath.Path, args: "_FactsSave") -> None:
+        asyncio.run(self._write(directory, args))
+
+    def restore(self, directory: epath.Path, args: Any = None) -> Any:
+        return json.loads((directory / _FILE).read_text())
+
+    async def _write(self, directory: epath.Path, args: "_FactsSave") -> None:
+        digests, bad = finish_digests(args.digests)
+        if bad and args.only_finite:
+            raise NonFiniteError(
+                f"the state after step {args.step} is not saved: NaNs or infinities in {', '.join(shortened(bad, 3))}"
+            )
+        if jax.process_index() == 0:
+            (directory / _FILE).write_text(json.dumps({**args.facts, "digests": digests}))
+
+
+@ocp.args.register_with_handler(_FactsHandler, for_save=True)
+@dataclass
+class _FactsSave(ocp.args.CheckpointArgs):
+    step: int
+    facts: Facts
+    digests: Mapping[str, jax.Array]
+    only_finite: bool
+
+
+@ocp.args.register_with_handler(_FactsHandler, for_restore=True)
+@dataclass
+class _FactsRestore(ocp.args.CheckpointArgs):
+    pass

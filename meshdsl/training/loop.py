@@ -6,15 +6,19 @@
 ``step`` is called as ``step(*state, batch) -> (*state, loss)``: a planned step or a plain ``jax.jit`` step. A run
 resumes from its newest checkpoint with the batches and losses that it would have had without the interruption. With
 several processes all call this; the first one shows progress and writes metrics.
+
+Devices do not wait for Python: a thread makes and places the next batches, the loss of a step is read when the next
+one has been started, and checkpoints are written in the background.
 """
 
 import logging
+import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +30,8 @@ from rich import get_console
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from meshdsl.training.batches import Feed
+from meshdsl.errors import NonFiniteError
+from meshdsl.training.batches import Feed, ReadAhead
 from meshdsl.training.checkpoint import Checkpoints, State
 from meshdsl.training.metrics import History, Metrics, MetricsFile
 
@@ -34,6 +39,7 @@ from meshdsl.training.metrics import History, Metrics, MetricsFile
 
 
 _WIDE = 80  # characters of a terminal that has room for all columns
+_REDRAW = 0.1  # seconds between two updates of the bar
 
 
 class TrainingBar:
@@ -61,7 +67,8 @@ class TrainingBar:
             console=console,
             disable=not shown or done >= steps,
         )
-        self._shown, self._unit = shown, unit
+        self._shown, self._unit, self._steps = shown, unit, steps
+        self._done, self._counted, self._drawn = done, 0, 0.0
         self._task = self._progress.add_task("training", total=steps, completed=done, figures="compiling")
         self._log_streams: list[tuple[logging.StreamHandler[Any], Any]] = []
 
@@ -78,10 +85,15 @@ class TrainingBar:
         self._progress.stop()
 
     def advance(self, loss: float, units: int) -> None:
-        """Shows one more step, with its loss and number of units."""
+        """Counts one more step, with its loss and number of units; it is drawn a few times per second."""
+        self._counted += 1
+        now = time.monotonic()
+        if now - self._drawn < _REDRAW and self._counted + self._done < self._steps:
+            return
         speed = self._speed()
         figures = f"loss {loss:.3f}  {units * speed:,.0f} {self._unit}/s" if speed else f"loss {loss:.3f}"
-        self._progress.update(self._task, advance=1, figures=figures)
+        self._progress.update(self._task, advance=self._counted, figures=figures)
+        self._done, self._counted, self._drawn = self._done + self._counted, 0, now
 
     def stopping(self) -> None:
         """Says that the run ends after this step; it only changes a value, so that handlers of signals may call it."""
@@ -148,13 +160,14 @@ class StopSignal:
 
 # ---- Loop ------------------------------------------------------------------------------------------------------------
 
+CHECKPOINTS = "checkpoints"  # their folder in that of a run
 Step = Callable[..., Any]
 Evaluate = Callable[..., Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Length of a run and its folder.
+    """Length of a run, its folder, and what it keeps.
 
     Args:
       steps: steps of the whole run.
@@ -163,6 +176,10 @@ class Run:
       evaluate_every: steps between evaluations on held-out data; the last step always has one.
       unit: name of what is counted per second.
       units: number of these in a step.
+      keep: number of checkpoints to keep.
+      keep_every: checkpoints after multiples of this many steps are kept as well.
+      only_finite: whether a loss or a state with NaNs or infinities ends the run.
+      facts: what checkpoints say of the run, as JSON.
     """
 
     steps: int
@@ -171,6 +188,10 @@ class Run:
     evaluate_every: int = 50
     unit: str = "steps"
     units: int = 1
+    keep: int = 2
+    keep_every: int | None = None
+    only_finite: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def saves(self, step: int) -> bool:
         """Whether a checkpoint follows this many steps."""
@@ -180,10 +201,9 @@ class Run:
         """Whether an evaluation follows this many steps."""
         return step % self.evaluate_every == 0 or step == self.steps
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
+    def checkpoints(self) -> Checkpoints:
+        """Opens the checkpoints."""
+        return Checkpoints(self.folder / CHECKPOINTS, self.keep, self.keep_every, self.facts, self.only_finite)
 
 
 @dataclass(frozen=True)
@@ -196,12 +216,9 @@ class Outcome:
 
 
 def restore_newest(run: Run, like: State) -> tuple[int, State] | None:
-    """Steps done and state of the newest checkpoint, with the shardings of ``like``; None if there is none."""
-    checkpoints = Checkpoints(run.checkpoints)
-    done = checkpoints.newest
-    found = None if done is None else (done, checkpoints.restore(done, like))
-    checkpoints.close()
-    return found
+    """Steps done and state of the newest intact checkpoint, with the shardings of ``like``; None if there is none."""
+    with run.checkpoints() as checkpoints:
+        return checkpoints.restore_newest(like)
 
 
 def train(
@@ -212,22 +229,25 @@ def train(
     Args:
       step: ``step(*state, batch) -> (*state, loss)``.
       state: state after ``done`` steps.
-      feed: batches after a number of steps.
+      feed: batches after a number of steps; a thread reads them ahead.
       run: length and folder.
       done: steps that an earlier process did.
       evaluate: ``(*state) -> metrics`` on held-out data; an array of values counts as its mean.
+
+    Raises:
+      NonFiniteError: a loss or a state holds NaNs or infinities; the newest checkpoint is of a step before it.
+      CheckpointError: a state cannot be saved.
+      Exception: whatever the batches raise, after the state has been saved.
     """
     with ExitStack() as stack:
         bar = stack.enter_context(TrainingBar(run.steps, done, run.unit, shown=_is_first()))
         stop = stack.enter_context(StopSignal(bar.stopping))
         record = stack.enter_context(MetricsFile(run.folder / "metrics.jsonl" if _is_first() else None, done))
-        checkpoints = Checkpoints(run.checkpoints)
-        stack.callback(checkpoints.close)
-        loop = _Loop(step, run, bar, record, checkpoints, evaluate)
-        return loop.train(state, feed, done, stop)
+        checkpoints = stack.enter_context(run.checkpoints())
+        return _Loop(step, run, bar, record, checkpoints, evaluate, state, done).train(feed, stop)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Loop:
     step: Step
     run: Run
@@ -235,49 +255,90 @@ class _Loop:
     record: MetricsFile
     checkpoints: Checkpoints
     evaluate: Evaluate | None
+    state: State
+    done: int  # steps whose state this is
+    _loss: tuple[int, Any] | None = None  # of the last step, not read yet
+    _seconds: dict[str, float] = field(default_factory=dict)  # since the last step was recorded: input, save, ...
+    _recorded: float = field(default_factory=time.perf_counter)
 
-    def train(self, state: State, feed: Feed, done: int, stop: StopSignal) -> tuple[State, Outcome]:
-        if done >= self.run.steps:
-            self.bar.note(f"resumed at {done} of {self.run.steps} steps: nothing to do")
-        elif done:
-            self.bar.note(f"resumed after step {done}")
+    def train(self, feed: Feed, stop: StopSignal) -> tuple[State, Outcome]:
+        if self.done >= self.run.steps:
+            self.bar.note(f"resumed at {self.done} of {self.run.steps} steps: nothing to do")
+            return self.state, Outcome(self.record.history, self.done)
+        if self.done:
+            self.bar.note(f"resumed after step {self.done}")
         stopped = 0
-        for number, batch in zip(range(done + 1, self.run.steps + 1), feed(done), strict=False):
-            state, done = self._step(state, number, batch), number
-            stopped = stop.after(number) if number < self.run.steps else 0
-            if stopped or self.run.saves(number):
-                self.checkpoints.save(number, state)
-            if stopped:
-                break
-        else:
-            self._save_rest(state, done)
-        return state, Outcome(self.record.history, done, stopped)
+        with ReadAhead(iter(feed(self.done))) as batches:
+            for number in range(self.done + 1, self.run.steps + 1):
+                try:
+                    with self._timed("input"):
+                        batch = next(batches)
+                except StopIteration:
+                    self.bar.note(f"the batches ended after step {self.done} of {self.run.steps}")
+                    break
+                except Exception:
+                    self._save_rest()
+                    raise
+                self._step(number, batch)
+                stopped = stop.after(number) if number < self.run.steps else 0
+                if stopped:
+                    break
+        self._save_rest()
+        return self.state, Outcome(self.record.history, self.done, stopped)
 
-    def _step(self, state: State, number: int, batch: Any) -> State:
-        start = time.perf_counter()
-        *after, loss = self.step(*state, batch)
-        value = float(loss)
-        seconds = time.perf_counter() - start
-        rate = {f"{self.run.unit}/s": round(self.run.units / seconds, 3)}
-        self.record.step(number, value, seconds=round(seconds, 6), **rate)
-        self.bar.advance(value, self.run.units)
+    def _step(self, number: int, batch: Any) -> None:
+        *after, loss = self.step(*self.state, batch)
+        self._read_loss()
+        self.state, self.done, self._loss = tuple(after), number, (number, loss)
         if self.evaluate is not None and self.run.evaluates(number):
-            self._evaluate(tuple(after), number, value)
-        return tuple(after)
+            value = self._read_loss()
+            with self._timed("evaluation"):
+                self._evaluate(self.evaluate, number, value)
+        if self.run.saves(number):
+            self._save()
 
-    def _evaluate(self, state: State, number: int, loss: float) -> None:
-        assert self.evaluate is not None
-        metrics: Metrics = {name: float(np.mean(value)) for name, value in self.evaluate(*state).items()}
+    def _read_loss(self) -> float:
+        """Waits for the last step, records it and returns its loss; what came before it is recorded already."""
+        if self._loss is None:
+            return math.nan
+        (number, loss), self._loss = self._loss, None
+        value = float(loss)
+        now = time.perf_counter()
+        seconds, self._recorded = now - self._recorded, now
+        rate = {f"{self.run.unit}/s": round(self.run.units / seconds, 3)}
+        parts = {f"{name} seconds": round(spent, 6) for name, spent in self._seconds.items()}
+        self._seconds = {}
+        self.record.step(number, value, seconds=round(seconds, 6), **parts, **rate)
+        self.bar.advance(value, self.run.units)
+        if self.run.only_finite and not math.isfinite(value):
+            newest = self.checkpoints.newest
+            kept = f"the newest checkpoint is after step {newest}" if newest else "there is no checkpoint"
+            raise NonFiniteError(f"the loss of step {number} is {value}; {kept}")
+        return value
+
+    def _evaluate(self, evaluate: Evaluate, number: int, loss: float) -> None:
+        metrics: Metrics = {name: float(np.mean(value)) for name, value in evaluate(*self.state).items()}
         self.record.evaluation(number, metrics)
         shown = "".join(f"   {name} {value:.3f}" for name, value in metrics.items())
         self.bar.note(f"step {number:5d}   training loss {loss:.3f}{shown}")
 
-    def _save_rest(self, state: State, done: int) -> None:
-        """Saves the state if the batches ended before the steps did."""
-        if done < self.run.steps:
-            self.bar.note(f"the batches ended after step {done} of {self.run.steps}")
-            if done and self.checkpoints.newest != done:
-                self.checkpoints.save(done, state)
+    def _save(self) -> None:
+        self._read_loss()
+        self.record.flush()  # a checkpoint never has more steps than the file
+        with self._timed("save"):
+            self.checkpoints.save(self.done, self.state)
+
+    def _save_rest(self) -> None:
+        """Saves the state unless it is saved, or has not changed."""
+        self._read_loss()
+        if self.done and self.checkpoints.newest != self.done:
+            self._save()
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def _is_first() -> bool:

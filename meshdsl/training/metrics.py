@@ -1,14 +1,17 @@
 """Metrics of a run: one line of JSON per step and per evaluation in ``metrics.jsonl``, and the curves drawn from it.
 
-    {"step": 50, "loss": 6.1, "seconds": 0.4, "tokens/s": 5120.0}
+    {"step": 50, "loss": 6.1, "seconds": 0.4, "input seconds": 0.01, "tokens/s": 5120.0}
     {"step": 50, "evaluation": {"held-out loss": 6.3}}
 
-Lines are written as soon as they are known. A run that resumes from a checkpoint drops the lines of later steps, which
-it will do again.
+``seconds`` is the time since the step before was over, and so has that of input, checkpoints and evaluations in it.
+Lines reach the file within half a second, and before a checkpoint is written. A loss that is no number is null. A run
+that resumes from a checkpoint drops the lines of later steps, which it will do again.
 """
 
 import json
+import math
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from matplotlib.figure import Figure
 
 COLORS = ("#1b4f91", "#b3541e", "#3d7a4e", "#7a4d8b")  # of the curves
 Metrics = dict[str, float]
+_FLUSH = 0.5  # seconds after which lines reach the file
 
 
 # ---- metrics.jsonl ---------------------------------------------------------------------------------------------------
@@ -34,7 +38,7 @@ class History:
         if "evaluation" in line:
             self.evaluations.append((line["step"], line["evaluation"]))
         else:
-            self.losses.append(line["loss"])
+            self.losses.append(math.nan if line["loss"] is None else line["loss"])
 
 
 class MetricsFile:
@@ -47,7 +51,7 @@ class MetricsFile:
 
     def __init__(self, file: Path | None, done: int) -> None:
         self.history = History()
-        self._file = None
+        self._file, self._flushed = None, 0.0
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             lines = [line for line in _lines(file) if line["step"] <= done]
@@ -65,7 +69,7 @@ class MetricsFile:
 
     def step(self, step: int, loss: float, **more: float) -> None:
         """Adds one step."""
-        self._add({"step": step, "loss": loss, **more})
+        self._add({"step": step, "loss": loss if math.isfinite(loss) else None, **more})
 
     def evaluation(self, step: int, metrics: Metrics) -> None:
         """Adds an evaluation of the state after ``step`` steps."""
@@ -75,7 +79,14 @@ class MetricsFile:
         self.history.add(line)
         if self._file is not None:
             self._file.write(json.dumps(line) + "\n")
+            if time.monotonic() - self._flushed > _FLUSH:
+                self.flush()
+
+    def flush(self) -> None:
+        """Writes the lines that are still in memory."""
+        if self._file is not None:
             self._file.flush()
+            self._flushed = time.monotonic()
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import jax
 from meshdsl.errors import DeviceError
 from meshdsl.layouts.mesh import Mesh
 
+PARENT = "MESHDSL_PARENT"  # process that started this one, and with which it ends
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 STOPPED = 128 + signal.SIGTERM  # exit status of a process that received SIGTERM, saved and ended
 _SIZES = {  # variable with the number of processes -> variable that is set only in a process of that launcher
@@ -41,11 +43,14 @@ def process_count(environment: Mapping[str, str] = os.environ) -> int:
 def join(mesh: Mesh) -> None:
     """Joins the other processes, if there are any, before jax looks for devices.
 
-    On CPU every process makes its share of the mesh's devices.
+    On CPU every process makes its share of the mesh's devices. A process that ``start`` made ends with the one that
+    made it.
 
     Raises:
       DeviceError: the processes do not divide the mesh, do not find each other, or are not as many as announced.
     """
+    if PARENT in os.environ:
+        threading.Thread(target=_end_with, args=(int(os.environ[PARENT]),), name="parent", daemon=True).start()
     count = process_count()
     if count and mesh.size % count:
         raise DeviceError(f"mesh {mesh} has {mesh.size} devices, which {count} processes cannot share equally")
@@ -61,6 +66,13 @@ def rendezvous(count: int, environment: Mapping[str, str] = os.environ) -> tuple
     """Address of the coordinator, number of processes and rank of this one; empty where jax has to find out."""
     ranks = [int(environment[name]) for name in _RANKS if name in environment]
     return (environment[ADDRESS], count, ranks[0]) if ADDRESS in environment and count and ranks else ()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent has ended; the checkpoint that it was writing is not completed."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(STOPPED)
 
 
 def _initialize(count: int) -> None:
@@ -101,11 +113,11 @@ def start(command: Sequence[str], count: int, folder: Path) -> int:
 
 
 def _start(command: Sequence[str], address: str, count: int, index: int, folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, ADDRESS: address, COUNT: str(count), INDEX: str(index)}
+    own = {ADDRESS: address, COUNT: str(count), INDEX: str(index), PARENT: str(os.getpid())}
     log = None if index == 0 else (folder / f"process-{index}.log").open("w")
     return subprocess.Popen(
         [sys.executable, *command],
-        env=environment,
+        env={**os.environ, **own},
         stdout=log,
         stderr=None if log is None else subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches this process alone, which forwards it

@@ -10,23 +10,28 @@ may return the rest of the state, or only the loss.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
 
 from meshdsl.api import Program, Sharded
 from meshdsl.api.program import parallelize_program
 from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import HeldState, array_type
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.plan.plan import Plan
 from meshdsl.plan.text import summary_text
 from meshdsl.plan.types import Array, PlanData
 from meshdsl.trace.objects import holds_objects
 from meshdsl.trace.pure_step import Maker
-from meshdsl.training.batches import Batches, sharded_feed
+from meshdsl.training.batches import Batches, describe, sharded_feed
 from meshdsl.training.checkpoint import State
-from meshdsl.training.loop import Outcome, Run, Step, restore_newest, train
+from meshdsl.training.folder import check_free, shared_folder
+from meshdsl.training.loop import CHECKPOINTS, Outcome, Run, Step, restore_newest, train
 from meshdsl.util.terminal import print_fitted, terminal
 
 _REQUIRED = {  # fields of a program that training needs, with their purpose
@@ -113,6 +118,30 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
     return train(step, start, sharded_feed(batches, example, batch_places), run, done, program.evaluate)
 
 
+def identity(program: Program, plan: PlanData) -> dict[str, Any]:
+    """Returns what a run is of, as JSON: what it has to be of when it is resumed, whatever its mesh and plan."""
+    *_, batch = program.args
+    leaves = jax.tree_util.tree_leaves_with_path(batch)
+    return {
+        "step": f"{plan.name} {plan.fingerprint[:16]}",
+        "batch": ", ".join(f"{keystr(path, simple=True, separator='/')}: {_type(x)}" for path, x in leaves),
+        "data": describe(required(program.batches)()),
+    }
+
+
+def check_same(run: Run, accept_changes: bool = False) -> None:
+    """Raises ArgumentError if the newest checkpoint of a run's folder is of another one, with every difference."""
+    with run.checkpoints() as checkpoints:
+        saved = checkpoints.facts(checkpoints.newest) if checkpoints.newest else {}
+    changed = {name: saved[name] for name in run.facts if name in saved and saved[name] != run.facts[name]}
+    if changed and not accept_changes:
+        rows = [f"{name}: {run.facts[name]}, and was {before}" for name, before in changed.items()]
+        title = f"the run in {run.folder} is of something else:"
+        raise ArgumentError(
+            faults(title, rows, "--accept-changes resumes it nevertheless; --folder names another place")
+        )
+
+
 def with_made_state(program: Program) -> Program:
     """Returns the program with shapes of the state that ``init`` makes, if these are objects, as its arguments.
 
@@ -123,6 +152,29 @@ def with_made_state(program: Program) -> Program:
     shapes, make = abstract_state(program)
     state = make.unflatten(shapes)
     return replace(program, args=(*_state(state), program.args[-1]), init=lambda: make.unflatten(make()))
+
+
+def skipping(program: Program) -> Program:
+    """Returns the program with a step that changes nothing where its loss or new state holds NaNs or infinities.
+
+    Raises:
+      ArgumentError: the step changes objects in place.
+    """
+    if holds_objects(program.args[:-1]):
+        raise ArgumentError(
+            "--on-nan skip: this step changes objects in place, which cannot be taken back\n"
+            "give a step that returns its state, or --on-nan stop"
+        )
+
+    @wraps(program.step)
+    def step(*args: Any) -> Any:
+        *after, loss = program.step(*args)
+        floats = [x for x in jax.tree.leaves((after, loss)) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+        bad = sum(jnp.sum(~jnp.isfinite(x), dtype=jnp.int32) for x in floats)
+        kept = jax.tree.map(lambda new, old: jnp.where(bad == 0, new, old), tuple(after), args[:-1])
+        return (*kept, loss)
+
+    return replace(program, step=step)
 
 
 def abstract_state(program: Program) -> tuple[list[Any], Maker]:
@@ -169,10 +221,11 @@ def _type(x: Array) -> str:
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """Raises ArgumentError rather than overwrite another run, or a file."""
+    """Raises ArgumentError rather than overwrite another run, or a file, or disturb a run that is going on."""
     if any(each.is_file() for each in (folder, *folder.parents)):
         raise ArgumentError(f"{folder} cannot be the folder of a run: there is a file; --folder names another place")
-    if not resume and any(Run(1, folder).checkpoints.glob("[0-9]*")):
+    check_free(folder)
+    if not resume and any((folder / CHECKPOINTS).glob("[0-9]*")):
         raise ArgumentError(f"{folder} holds a run: --resume continues it, --folder names another place")
 
 
@@ -183,14 +236,12 @@ class Session:
     Args:
       program: the program to train.
       mesh: the mesh to train it on.
-      folder: folder of the run.
       rules: layout rules that replace the program's own.
       memory: memory limit per device, such as ``"60GiB"``; default is the topology's.
     """
 
     program: Program
     mesh: Mesh
-    folder: Path
     rules: str | None = None
     memory: str | None = None
 
@@ -204,30 +255,38 @@ class Session:
         """Whether this is the first process."""
         return jax.process_index() == 0
 
-    def train(self, steps: int | None, save_every: int, evaluate_every: int) -> Outcome:
-        """Trains to ``steps`` steps, by default those of the program, from the newest checkpoint if there is one."""
+    def train(self, run: Run, accept_changes: bool = False) -> Outcome:
+        """Trains from the newest checkpoint if there is one.
+
+        Args:
+          run: length, folder, and what it keeps; without a number of steps (0) it has those of the program.
+          accept_changes: whether to resume a run of another program, batch or data.
+        """
         check_trainable(self.program)
-        run = Run(steps or steps_of(self.program), self.folder, save_every, evaluate_every)
-        _, outcome = train_program(self._plan(), self.program, run)
-        if self.is_first:
-            self._report(outcome, run)
+        run = replace(run, steps=run.steps or steps_of(self.program))
+        with shared_folder(run.folder):
+            sharded, plan = self._plan()
+            run = replace(run, facts=identity(self.program, plan))
+            check_same(run, accept_changes)
+            if self.is_first:
+                plan.save(run.folder / "plan.json")
+            self._console.print(f"\nthe whole plan: {run.folder / 'plan.json'}", markup=False)
+            _, outcome = train_program(sharded, self.program, run)
+            if self.is_first:
+                self._report(outcome, run)
         return outcome
 
-    def _plan(self) -> Sharded[..., Any]:
+    def _plan(self) -> tuple[Sharded[..., Any], Plan]:
         sharded = parallelize_program(self.program, self.mesh, self.rules, self.memory)
         with self._console.status(f"planning over {self.mesh}"):
             plan = sharded.plan(*self.program.args)
-        if self.is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            plan.save(self.folder / "plan.json")
         print_fitted(self._console, lambda: summary_text(plan))
-        self._console.print(f"\nthe whole plan: {self.folder / 'plan.json'}", markup=False)
-        return sharded
+        return sharded, plan
 
     def _report(self, outcome: Outcome, run: Run) -> None:
         from meshdsl.training.metrics import draw_curves  # matplotlib is slow to load
 
         if outcome.stopped:
             self._console.print(f"stopped after step {outcome.done} of {run.steps}; --resume continues")
-        picture = draw_curves(outcome.history, self.folder / "curves.png")
-        self._console.print(f"curves: {picture}   metrics: {self.folder / 'metrics.jsonl'}", markup=False)
+        picture = draw_curves(outcome.history, run.folder / "curves.png")
+        self._console.print(f"curves: {picture}   metrics: {run.folder / 'metrics.jsonl'}", markup=False)

@@ -31,8 +31,9 @@ def test_checkpoints_keep_every_bit_and_the_newest_two(tmp_path):
     assert checkpoints.newest is None
     for step in (1, 2, 3):
         checkpoints.save(step, jax.tree.map(lambda x, s=step: x * s, state[:2]) + state[2:])
-    checkpoints = Checkpoints(tmp_path)
-    restored = checkpoints.restore(checkpoints.newest, jax.eval_shape(lambda: state))
+    checkpoints.close()
+    done, restored = Checkpoints(tmp_path).restore_newest(jax.eval_shape(lambda: state))
+    assert done == 3
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b * 3), restored[:2], state[:2])
     assert restored[2] == state[2]
@@ -40,9 +41,10 @@ def test_checkpoints_keep_every_bit_and_the_newest_two(tmp_path):
 
 
 def test_a_checkpoint_of_another_state(tmp_path):
-    Checkpoints(tmp_path).save(4, ({"w": jnp.ones(3), "old": jnp.ones(2)},))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(4, ({"w": jnp.ones(3), "old": jnp.ones(2)},))
     with pytest.raises(ArgumentError) as error:
-        Checkpoints(tmp_path).restore(4, ({"w": jnp.ones(5), "new": jnp.ones(2)},))
+        Checkpoints(tmp_path).restore_newest(({"w": jnp.ones(5), "new": jnp.ones(2)},))
     assert str(error.value) == (
         f"the checkpoint in {tmp_path} after step 4 is of another state:\n"
         "  0.new: float32[2], not in the checkpoint\n"

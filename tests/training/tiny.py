@@ -1,4 +1,5 @@
-"""A program to train in a second: a linear model of random rows. What each process is goes to TINY_FOLDER, if set."""
+"""A program to train in a second: a linear model of random rows. What each process is goes to TINY_FOLDER, if set;
+TINY_RATE is the learning rate."""
 
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.training.batches import Batches, shuffled
 
+RATE = float(os.environ.get("TINY_RATE", "0.5"))
 draw = np.random.default_rng(0)
 X = draw.normal(size=(256, 16)).astype(np.float32)
 Y = X @ draw.normal(size=(16, 8)).astype(np.float32)
@@ -22,7 +24,7 @@ def loss(w, batch):
 def step(w, key, batch):
     value, gradient = jax.value_and_grad(loss)(w, batch)
     key, now = jax.random.split(key)
-    return w - 0.5 * gradient + 1e-3 * jax.random.normal(now, w.shape), key, value
+    return w - RATE * gradient + 1e-3 * jax.random.normal(now, w.shape), key, value
 
 
 def batches():

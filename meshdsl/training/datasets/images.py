@@ -9,12 +9,12 @@ random by a pixel in every epoch.
 
 import gzip
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from grain.python import MapDataset
 
-from meshdsl.training.batches import shuffled
+from meshdsl.training.batches import ArrayRecords, ShuffledRecords
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = 10
@@ -37,18 +37,26 @@ class Images:
         """Pixels on a side."""
         return int(self.train["images"].shape[1])
 
-    def records(self) -> MapDataset:
+    def records(self) -> ShuffledRecords:
         """The training records without end, shuffled; if they are few, each is shifted at random by up to a pixel."""
-        records = shuffled(self.train)
-        return records.random_map(shift_image, seed=0) if len(self.train["labels"]) < _AUGMENTED_BELOW else records
+        few = len(self.train["labels"]) < _AUGMENTED_BELOW
+        return ShuffledRecords(ArrayRecords(self.train), change=shift_images if few else None)
 
 
-def shift_image(record: Arrays, rng: np.random.Generator) -> Arrays:
-    """A record with its image shifted by up to a pixel in both directions; edges are repeated."""
-    image = record["images"]
-    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), mode="edge")
-    down, right = rng.integers(0, 3, 2)
-    return {**record, "images": padded[down:, right:][: image.shape[0], : image.shape[1]]}
+def shift_images(batch: Arrays, positions: np.ndarray, epoch: int) -> Arrays:
+    """Records with each image shifted by up to a pixel in both directions, anew in every epoch; edges are repeated."""
+    images = batch["images"]
+    moves = _moves(epoch)[positions]
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
+    number = np.arange(len(images))[:, None, None]
+    down, right = (move[:, None] + np.arange(size) for move, size in zip(moves.T, images.shape[1:3], strict=True))
+    return {**batch, "images": padded[number, down[:, :, None], right[:, None, :]]}
+
+
+@lru_cache(maxsize=2)
+def _moves(epoch: int) -> np.ndarray:
+    """Rows and columns by which to shift the image at each position, from 0 to 2."""
+    return np.random.default_rng((epoch, 1)).integers(0, 3, (_AUGMENTED_BELOW, 2))
 
 
 def load(folder: Path = FOLDER) -> Images:

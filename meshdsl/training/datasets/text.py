@@ -129,6 +129,11 @@ class Windows:
         window = self._tokens[start : start + self._seq + 1].astype(np.int32)
         return {"inputs": window[:-1], "targets": window[1:]}
 
+    def take(self, positions: np.ndarray) -> Batch:
+        """The windows at these positions, ``[positions, seq]``."""
+        windows = self._tokens[positions[:, None] * self._seq + np.arange(self._seq + 1)].astype(np.int32)
+        return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
+
 
 def text_batches(tokens: Tokens, batch: int, seq: int, seed: int = 0) -> Batches:
     """Batches of shuffled windows without end: ``inputs`` and ``targets``, int32 ``[batch, seq]``."""
@@ -139,11 +144,7 @@ def fixed_batches(tokens: Tokens, batch: int, seq: int, count: int = 8) -> list[
     """``count`` batches spread evenly over the tokens, the same at every call; for evaluation."""
     windows = Windows(tokens, seq)
     chosen = np.linspace(0, len(windows) - 1, count * batch).astype(int).reshape(count, batch)
-    return [_stack([windows[i] for i in row]) for row in chosen.tolist()]
-
-
-def _stack(windows: list[Batch]) -> Batch:
-    return {name: np.stack([window[name] for window in windows]) for name in windows[0]}
+    return [windows.take(row) for row in chosen]
 
 
 def main() -> None:

@@ -105,9 +105,11 @@ def test_without_fashion_mnist_there_are_digits(tmp_path):
 def test_few_images_are_seen_moved(tmp_path):
     image = np.zeros((8, 8, 1), np.float32)
     image[3, 4] = 1
-    rng = np.random.default_rng(0)
-    seen = [images.shift_image({"images": image, "labels": 3}, rng) for _ in range(100)]
-    assert all(x["labels"] == 3 and x["images"].shape == image.shape for x in seen)
+    several = {"images": np.repeat(image[None], 100, 0), "labels": np.full(100, 3)}
+    shifted = images.shift_images(several, np.arange(100), epoch=0)
+    assert shifted["images"].shape == several["images"].shape and (shifted["labels"] == 3).all()
+    assert (shifted["images"] != images.shift_images(several, np.arange(100), epoch=1)["images"]).any()
+    seen = [{"images": x} for x in shifted["images"]]
     places = {tuple(np.argwhere(x["images"][..., 0])[0]) for x in seen}
     assert places == {(row, column) for row in range(2, 5) for column in range(3, 6)}
     few = images.load(tmp_path)

@@ -1,0 +1,179 @@
+"""Checkpoints that are damaged, not finite, in the background, on another mesh, or have no place."""
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshdsl.errors import CheckpointError, NonFiniteError
+from meshdsl.training import checkpoint
+from meshdsl.training.batches import host_feed
+from meshdsl.training.checkpoint import Checkpoints
+from meshdsl.training.digests import finish_digests, start_digests
+from meshdsl.training.loop import Run, restore_newest, train
+
+SHAPES = (jax.ShapeDtypeStruct((64, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
+
+
+def state(step):
+    return jnp.arange(512.0).reshape(64, 8) + step, jnp.int32(step)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for step in (10, 20):
+            checkpoints.save(step, state(step))
+    return tmp_path
+
+
+def arrays_of(folder: Path) -> Path:
+    """The largest file of a checkpoint: the one with the arrays."""
+    return max((file for file in folder.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+
+
+def flip_a_byte(folder):
+    file = arrays_of(folder)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(folder):
+    os.truncate(arrays_of(folder), 10)
+
+
+def empty_manifests(folder):
+    for file in folder.rglob("manifest.ocdbt"):
+        file.write_bytes(b"")
+
+
+DAMAGES = {
+    "a flipped byte": flip_a_byte,
+    "a truncated file": truncate,
+    "a removed file": lambda folder: arrays_of(folder).unlink(),
+    "a broken manifest": empty_manifests,
+    "no metadata": lambda folder: (folder / "state" / "_METADATA").write_text("{"),
+    "no facts": lambda folder: (folder / "facts" / "facts.json").unlink(),
+    "facts that are not JSON": lambda folder: (folder / "facts" / "facts.json").write_text("[1"),
+    "other digests": lambda folder: (folder / "facts" / "facts.json").write_text('{"digests": {"0": "00000000"}}'),
+    "an empty folder": lambda folder: [shutil.rmtree(each) for each in folder.iterdir() if each.is_dir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_restored(saved, damage, caplog):
+    DAMAGES[damage](saved / "20")
+    with caplog.at_level(logging.WARNING, "meshdsl"), Checkpoints(saved) as checkpoints:
+        step, found = checkpoints.restore_newest(SHAPES)
+        assert step == checkpoints.newest == 10
+        np.testing.assert_array_equal(found[0], state(10)[0])
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "meshdsl"]
+    assert line.startswith("the checkpoint after step 20 is damaged: ") and line.endswith("; it is now damaged-20")
+    assert "\n" not in line and (saved / "damaged-20").is_dir()
+    with Checkpoints(saved) as checkpoints:  # the next run may reach that step again
+        checkpoints.save(20, state(20))
+        assert checkpoints.restore_newest(SHAPES)[0] == 20
+
+
+def test_digests_do_not_depend_on_layouts_and_see_every_bit():
+    mesh = jax.make_mesh((4, 2), ("a", "b"))
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    specs = [PartitionSpec(), PartitionSpec("a"), PartitionSpec(("b", "a")), PartitionSpec("b", "a")]
+    placed = {str(spec): jax.device_put(x, NamedSharding(mesh, spec)) for spec in specs}
+    digests, bad = finish_digests(start_digests(placed))
+    assert len(set(digests.values())) == 1 and not bad
+    changed = {}
+    for i in range(32 * x.size):
+        bits = x.view(np.uint32).copy()
+        bits.flat[i // 32] ^= np.uint32(1 << i % 32)
+        changed[str(i)] = bits
+    names = {**changed, "swapped": x[::-1].copy().view(np.uint32), "same": x.view(np.uint32)}
+    stacked = jax.vmap(lambda bits: start_digests({"x": bits})["x"])(np.stack(list(names.values())))
+    found = dict(zip(names, np.asarray(stacked)[:, 0].tolist()))
+    assert int(next(iter(digests.values())), 16) == found.pop("same")
+    assert int(next(iter(digests.values())), 16) not in found.values()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4", "bool", "complex64", "uint8", "key"])
+def test_every_dtype_has_a_digest_and_comes_back(tmp_path, dtype):
+    x = jax.random.split(jax.random.key(0), 6) if dtype == "key" else jnp.array([0, 1, 1, 0, 1, 0]).astype(dtype)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, (x,))
+    with Checkpoints(tmp_path) as checkpoints:
+        ((found,),) = checkpoints.restore_newest(jax.eval_shape(lambda: (x,)))[1:]
+    assert found.dtype == x.dtype and (found == x).all()
+
+
+def test_what_is_saved_in_the_background_is_the_state_that_was_given(tmp_path):
+    mesh = jax.make_mesh((8,), ("data",))
+    x = jax.device_put(jnp.arange(2.0**18), NamedSharding(mesh, PartitionSpec("data")))
+    overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, (x,))
+        x = overwrite(x)
+        x = overwrite(x)
+    with Checkpoints(tmp_path) as checkpoints:
+        _, (found,) = checkpoints.restore_newest((x,))
+    np.testing.assert_array_equal(found, np.arange(2.0**18))
+
+
+def test_a_state_that_is_not_finite_is_never_saved_over_a_good_one(saved):
+    bad = (state(30)[0].at[3, 4].set(jnp.nan), jnp.int32(30))
+    message = "the state after step 30 is not saved: NaNs or infinities in 0"
+    with pytest.raises(NonFiniteError, match=message), Checkpoints(saved, keep=1) as checkpoints:
+        checkpoints.save(30, bad)
+    with Checkpoints(saved) as checkpoints:
+        assert checkpoints.newest == 20 and checkpoints.restore_newest(SHAPES)[0] == 20
+    with Checkpoints(saved, only_finite=False) as checkpoints:
+        checkpoints.save(30, bad)
+    with Checkpoints(saved) as checkpoints:
+        assert jnp.isnan(checkpoints.restore_newest(SHAPES)[1][0]).sum() == 1
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+    def step(x, batch):
+        return x + 1, jnp.where(x < 7, x, jnp.nan)
+
+    run = Run(steps=20, folder=tmp_path, save_every=5)
+    with pytest.raises(NonFiniteError, match="the loss of step 8 is nan; the newest checkpoint is after step 5"):
+        train(step, (jnp.float32(0),), host_feed([0] * 20), run)
+    assert restore_newest(run, (jnp.float32(0),))[0] == 5
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 8 and lines[-1]["loss"] is None
+    _, outcome = train(step, (jnp.float32(0),), host_feed([0] * 20), Run(10, tmp_path / "b", only_finite=False))
+    assert outcome.done == 10 and np.isnan(outcome.history.losses[-1])
+
+
+def test_batches_that_fail_end_the_run_after_the_state_is_saved(tmp_path):
+    def batches():
+        yield from range(7)
+        raise OSError("the disk of the data is gone")
+
+    run = Run(steps=20, folder=tmp_path, save_every=5)
+    with pytest.raises(OSError, match="the disk of the data is gone"):
+        train(lambda x, batch: (x + 1, x), (jnp.float32(0),), host_feed(batches()), run)
+    assert restore_newest(run, (jnp.float32(0),))[0] == 7
+
+
+def test_more_checkpoints_are_kept_where_asked(tmp_path):
+    with Checkpoints(tmp_path, keep=2, keep_every=20) as checkpoints:
+        for step in range(10, 70, 10):
+            checkpoints.save(step, state(step))
+    assert sorted(int(p.name) for p in tmp_path.iterdir() if p.name.isdigit()) == [20, 40, 50, 60]
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be_written(saved, monkeypatch):
+    usage = shutil.disk_usage(saved)
+    monkeypatch.setattr(checkpoint, "disk_usage", lambda folder: usage._replace(free=1000))
+    with Checkpoints(saved) as checkpoints, pytest.raises(CheckpointError, match="1 kB free, and a checkpoint needs 2"):
+        checkpoints.save(30, state(30))
+    with pytest.raises(CheckpointError, match="/proc/run cannot hold checkpoints: "):
+        Checkpoints("/proc/run")

@@ -1,0 +1,111 @@
+"""A run folder is one run's: locks, stale ones, runs of something else, processes that outlive their parent."""
+
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import time
+
+import jax.numpy as jnp
+import pytest
+
+import meshdsl as md
+from meshdsl.cli import main
+from meshdsl.errors import ArgumentError
+from meshdsl.training.batches import Batches, shuffled
+from meshdsl.training.folder import LOCK, STALE, FolderLock, check_free, is_alive
+from meshdsl.training.loop import Run
+from meshdsl.training.run import Session, skipping
+from tests.training.test_command import LONG, TINY, losses, run, saved, started, wait_for_a_checkpoint
+from tests.training.tiny import X, Y, loss, program
+
+
+def test_a_folder_is_held_by_one_run(tmp_path):
+    with FolderLock(tmp_path / "a"):
+        held = json.loads((tmp_path / "a" / LOCK).read_text())
+        (tmp_path / "a" / LOCK).write_text(json.dumps({**held, "pid": os.getppid()}))
+        with pytest.raises(ArgumentError) as error:
+            check_free(tmp_path / "a")
+        message = f"{tmp_path / 'a'} is in use by process {os.getppid()} on {socket.gethostname()}, seen "
+        assert str(error.value).startswith(message) and "--folder names another place" in str(error.value)
+        (tmp_path / "a" / LOCK).write_text(json.dumps(held))
+    assert not (tmp_path / "a" / LOCK).exists()
+
+
+@pytest.mark.parametrize(("holder", "age", "free"), [
+    ({"host": "another", "pid": 1}, 0, False),
+    ({"host": "another", "pid": 1}, STALE + 1, True),
+    ({"host": socket.gethostname(), "pid": 1}, 0, False),
+    ({"host": socket.gethostname(), "pid": 2**22 + 1}, 0, True),
+    (None, 0, True),
+])  # fmt: skip
+def test_a_holder_that_is_gone(tmp_path, holder, age, free):
+    (tmp_path / LOCK).write_text("{" if holder is None else json.dumps(holder))
+    seen = time.time() - age
+    os.utime(tmp_path / LOCK, (seen, seen))
+    if free:
+        with FolderLock(tmp_path):
+            assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    else:
+        with pytest.raises(ArgumentError, match="in use by process 1 on"):
+            check_free(tmp_path)
+
+
+def test_a_second_run_is_refused_and_processes_end_with_the_one_that_started_them(tmp_path):
+    process = started("--processes", 2, *LONG, folder=tmp_path)
+    wait_for_a_checkpoint(process, tmp_path)
+    pids = [int((tmp_path / f"process-{i}").read_text()) for i in range(2)]
+    with pytest.raises(ArgumentError, match=f"{tmp_path} is in use by process {pids[0]} on "):
+        run("--folder", tmp_path, "--resume")
+    wait_for_a_checkpoint(process, tmp_path, after=saved(tmp_path))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    end = time.monotonic() + 30
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    status, printed = run("--folder", tmp_path, "--resume", "--steps", saved(tmp_path) + 1)
+    assert status == 0 and "resumed after step" in printed
+
+
+def test_resuming_something_else_is_refused_until_accepted(tmp_path):
+    mesh = md.Mesh.parse("data=4,model=2")
+    first = Run(3, tmp_path / "a")
+    Session(program, mesh).train(first)
+    plan = (tmp_path / "a" / "plan.json").read_bytes()
+    others = {
+        "step": md.Program(**{**vars(program), "step": lambda w, key, batch: (w * 0.5, key, loss(w, batch))}),
+        "data": md.Program(**{**vars(program), "batches": lambda: Batches(shuffled({"x": X, "y": Y}, seed=1), 32)}),
+    }
+    for name, other in others.items():
+        with pytest.raises(ArgumentError) as error:
+            Session(other, mesh).train(Run(6, tmp_path / "a"))
+        assert f"the run in {tmp_path / 'a'} is of something else:\n  {name}: " in str(error.value)
+        assert "--accept-changes resumes it nevertheless" in str(error.value)
+        assert (tmp_path / "a" / "plan.json").read_bytes() == plan and saved(tmp_path / "a") == 3
+    assert Session(others["data"], mesh).train(Run(6, tmp_path / "a"), accept_changes=True).done == 6
+    assert (
+        Session(program, md.Mesh.parse("model=4,data=2")).train(Run(8, tmp_path / "a"), accept_changes=True).done == 8
+    )
+
+
+def test_steps_that_are_not_finite_are_skipped(tmp_path):
+    def spoilt(w, key, batch):
+        after, key, value = program.step(w, key, batch)
+        return after, key, jnp.where(batch["x"][0, 0] > 0, value, jnp.inf)
+
+    other = md.Program(**{**vars(program), "step": spoilt})
+    outcome = Session(skipping(other), md.Mesh.parse("data=4,model=2")).train(Run(12, tmp_path, only_finite=False))
+    kept = [value for value in outcome.history.losses if math.isfinite(value)]
+    assert outcome.done == 12 and 2 < len(kept) < 10 and kept[-1] < kept[0]
+
+
+def test_a_run_without_numbers_ends_with_a_status_of_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TINY_RATE", "1e30")
+    monkeypatch.setattr(sys, "argv", ["meshdsl", "train", TINY, "--folder", str(tmp_path / "a"), "--steps", "20"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 5 and "the loss of step " in capsys.readouterr().err
+    assert losses(tmp_path / "a")[-1] is None
