@@ -227,8 +227,11 @@ class _PlacedBatches:
         return map(self._place, batches)
 
     def _place(self, batch: Any) -> Any:
-        leaves = [np.asarray(x) for x in jax.tree.leaves(batch)]
+        fresh = isinstance(self._batches, Batches)  # others may use one buffer for all
+        leaves = [np.asarray(x) if fresh else np.array(x) for x in jax.tree.leaves(batch)]
         self._check(leaves)
+        if jax.process_count() == 1:
+            return jax.tree.unflatten(self._tree, jax.device_put(leaves, self._shardings))
         placed = map(self._global, leaves, self._leaves, self._shardings)
         return jax.tree.unflatten(self._tree, list(placed))
 

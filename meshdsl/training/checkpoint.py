@@ -31,7 +31,7 @@ from jax.experimental import multihost_utils
 from meshdsl.errors import ArgumentError, CheckpointError, MeshDSLError, NonFiniteError, faults, first_line, shortened
 from meshdsl.ir.graph import array_type
 from meshdsl.trace.pure_step import named_arrays
-from meshdsl.training.digests import finish_digests, start_digests
+from meshdsl.training.digests import Digests
 from meshdsl.util.text import bytes_text
 from meshdsl.util.version import version
 
@@ -95,7 +95,7 @@ class Checkpoints:
         arrays = named_arrays(state)[0]
         self._check_space(arrays)
         facts = {"versions": {"meshdsl": version(), "jax": jax.__version__}, **self._facts}
-        started = _FactsSave(step, facts, start_digests(arrays), self._only_finite)
+        started = _FactsSave(step, facts, Digests(arrays), self._only_finite)
         with _reported(f"{self.folder} cannot hold the state after step {step}"):
             self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=started))
 
@@ -163,7 +163,7 @@ class Checkpoints:
         if multihost_utils.process_allgather(np.array(bool(fault))).any():
             return fault or "another process cannot read it", None
         assert found is not None
-        now, saved = finish_digests(start_digests(found))[0], self.facts(step).get("digests", {})
+        now, saved = Digests(found).result()[0], self.facts(step).get("digests", {})
         wrong = [name for name, digest in now.items() if digest != saved.get(name)]
         if wrong:
             return f"{', '.join(shortened(wrong, 3))}: not as saved" if saved else "its digests cannot be read", None
@@ -236,7 +236,7 @@ class _FactsHandler(ocp.AsyncCheckpointHandler):
         return json.loads((directory / _FILE).read_text())
 
     async def _write(self, directory: epath.Path, args: "_FactsSave") -> None:
-        digests, bad = finish_digests(args.digests)
+        digests, bad = args.digests.result()
         if bad and args.only_finite:
             raise NonFiniteError(
                 f"the state after step {args.step} is not saved: NaNs or infinities in {', '.join(shortened(bad, 3))}"
@@ -250,7 +250,7 @@ class _FactsHandler(ocp.AsyncCheckpointHandler):
 class _FactsSave(ocp.args.CheckpointArgs):
     step: int
     facts: Facts
-    digests: Mapping[str, jax.Array]
+    digests: Digests
     only_finite: bool
 
 

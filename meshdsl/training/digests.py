@@ -7,7 +7,7 @@ about one in 2^32 is not (multilinear hashing: Carter and Wegman, Universal clas
 that are short in decimal have zeros in their low bits, to which the high ones are added first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,33 +18,45 @@ from meshdsl.ir.graph import element_bits
 
 _SPREAD, _SHIFT = 0x9E3779B1, 15  # 2^32 divided by the golden ratio (Knuth), and half the bits of a word
 WORD = 32  # bits
+_LAUNCHED = 16  # arrays of one kind whose digests one program computes
 
 
-def start_digests(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Start to compute the digests of arrays, and whether they are finite; ``finish_digests`` waits for them.
+class Digests:
+    """Digests of arrays that devices compute, and which arrays are not finite; ``result`` waits for them.
 
-    The arrays may be donated afterwards. Every process has to call this with the same arrays.
+    The arrays may be donated afterwards. Every process has to make this for the same arrays.
     """
-    return {name: _digest(x) for name, x in arrays.items()}
 
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        alike: dict[Any, list[str]] = {}  # one launch takes many small arrays of one kind, which one program serves
+        for name, x in arrays.items():
+            alike.setdefault((jnp.shape(x), jnp.result_type(x), getattr(x, "sharding", None)), []).append(name)
+        batches = [names[i : i + _LAUNCHED] for names in alike.values() for i in range(0, len(names), _LAUNCHED)]
+        self._started = [(names, _digests([arrays[name] for name in names])) for names in batches]
 
-def finish_digests(started: Mapping[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
-    """Return the digest of each array as text, and the names of arrays that hold NaNs or infinities."""
-    found = {name: np.asarray(x) for name, x in started.items()}
-    texts = {name: f"{int(digest):08x}" for name, (digest, _) in found.items()}
-    return texts, [name for name, (_, bad) in found.items() if bad]
+    def result(self) -> tuple[dict[str, str], list[str]]:
+        """Return the digest of each array as text, and the names of arrays that hold NaNs or infinities."""
+        found = {name: row for names, rows in self._started for name, row in zip(names, np.asarray(rows), strict=True)}
+        return {name: f"{digest:08x}" for name, (digest, _) in found.items()}, [
+            n for n, (_, bad) in found.items() if bad
+        ]
 
 
 @jax.jit
+def _digests(arrays: Sequence[jax.Array]) -> jax.Array:
+    """Return a row per array: its digest, and whether it holds NaNs or infinities."""
+    return jnp.stack([_digest(x) for x in arrays])
+
+
 def _digest(x: jax.Array) -> jax.Array:
     words = _words(x)
+    words ^= words >> WORD // 2
     position, stride = jnp.zeros(words.shape, jnp.uint32), 1
     for dim in reversed(range(words.ndim)):
         position += jax.lax.broadcasted_iota(jnp.uint32, words.shape, dim) * np.uint32(stride % 2**WORD)
         stride *= words.shape[dim]
     factor = position * np.uint32(_SPREAD)
     factor = (factor ^ (factor >> _SHIFT)) | np.uint32(1)
-    words ^= words >> WORD // 2
     bad = ~jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.zeros((), bool)
     return jnp.stack([(words * factor).sum(dtype=jnp.uint32), bad.astype(jnp.uint32)])
 

@@ -1,5 +1,6 @@
 """Batches: order, epochs, resuming, and where they lie."""
 
+import time
 from itertools import islice
 
 import grain.python as grain
@@ -11,7 +12,7 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import ArgumentError
 from meshdsl.lowering.shardings import device_mesh, named_sharding
-from meshdsl.training.batches import ArrayRecords, Batches, host_feed, sharded_feed, shuffled
+from meshdsl.training.batches import ArrayRecords, Batches, ReadAhead, host_feed, sharded_feed, shuffled
 from meshdsl.training.datasets.text import Windows, fixed_batches, text_batches
 
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)
@@ -94,3 +95,36 @@ def test_a_batch_of_another_type():
         "  ['x'].array: float64[8,4]; the step takes float32[8,4]\n"
         "  ['y']: int32[4]; the step takes int32[8]"
     )
+
+
+def test_batches_may_share_one_buffer_and_are_read_ahead():
+    asked = []
+
+    def numbers():
+        buffer = {"x": np.zeros((8, 4), np.float32), "y": np.zeros(8, np.int32)}
+        for i in range(6):
+            asked.append(i)
+            buffer["y"][:] = i
+            yield buffer
+
+    with ReadAhead(feed(numbers())(0)) as batches:
+        first = next(batches)
+        while len(asked) < 4:  # two are ready, and one waits for room
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert len(asked) == 4
+        assert [int(batch["y"][0]) for batch in (first, *batches)] == list(range(6))
+    with ReadAhead(iter([1, 2, 3, 4, 5, 6])) as batches:  # left early
+        assert next(batches) == 1
+
+
+def test_an_error_of_the_batches_is_raised_where_its_batch_would_be():
+    def numbers():
+        yield 1
+        raise OSError("gone")
+
+    with ReadAhead(numbers()) as batches:
+        assert next(batches) == 1
+        for _ in range(2):
+            with pytest.raises(OSError, match="gone"):
+                next(batches)
