@@ -94,8 +94,16 @@ def train(
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
         devices_for(over)  # refuses too few before a plan takes its time
         session = Session(skipping(loaded) if on_nan is OnNaN.skip else loaded, over, rules, memory)
-        kept = {"keep": keep, "keep_every": keep_every, "only_finite": on_nan is not OnNaN.ignore}
-        outcome = session.train(Run(steps or 0, folder, save_every, evaluate_every, **kept), accept_changes)
+        run = Run(
+            steps or 0,
+            folder,
+            save_every,
+            evaluate_every,
+            keep=keep,
+            keep_every=keep_every,
+            only_finite=on_nan is not OnNaN.ignore,
+        )
+        outcome = session.train(run, accept_changes)
     if as_json and session.is_first:
         show("train", "", _facts(outcome, folder), as_json)
     if outcome.stopped:

@@ -222,7 +222,7 @@ def _reported(what: str) -> Iterator[None]:
 # ---- What is saved beside the arrays ---------------------------------------------------------------------------------
 
 
-class _FactsHandler(ocp.AsyncCheckpointHandler):
+class _FactsHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax has no types
     """Writes the facts of a checkpoint as JSON when the digests of its arrays are there."""
 
     async def async_save(self, directory: epath.Path, args: "_FactsSave") -> list[ocp.future.Future]:
@@ -247,7 +247,7 @@ class _FactsHandler(ocp.AsyncCheckpointHandler):
 
 @ocp.args.register_with_handler(_FactsHandler, for_save=True)
 @dataclass
-class _FactsSave(ocp.args.CheckpointArgs):
+class _FactsSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
     step: int
     facts: Facts
     digests: Digests
@@ -256,5 +256,5 @@ class _FactsSave(ocp.args.CheckpointArgs):
 
 @ocp.args.register_with_handler(_FactsHandler, for_restore=True)
 @dataclass
-class _FactsRestore(ocp.args.CheckpointArgs):
+class _FactsRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     pass
