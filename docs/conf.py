@@ -1,5 +1,6 @@
 """The documentation site: ``make docs`` builds it into ``docs/_build``, with warnings as errors."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,10 @@ project = "meshdsl"
 author = copyright = "The meshdsl developers"
 
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design", "fold"]  # the last beside this file
-nb_execution_mode = "off"  # tests/docs runs the pages' programs
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # notebooks run in their own folder
+nb_execution_mode = "force"  # of notebooks; tests/docs runs these, and the programs of all other pages
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120  # seconds of a cell
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]

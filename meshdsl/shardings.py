@@ -14,7 +14,7 @@ so is an Auto axis that the spec does not name: what enters ``jax.sharding.auto_
 axes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from meshdsl.layouts.placement import B, P, Placement, S
 from meshdsl.layouts.topology import Topology
 
 Stated = Layout | str | NamedSharding | PartitionSpec  # a layout as users state it
+StatedTree = Stated | Mapping[str, Any] | Sequence[Any]  # or a pytree of layouts
 StatedMesh = Mesh | JaxMesh | AbstractMesh | str  # a mesh as users state it
 
 

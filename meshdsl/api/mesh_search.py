@@ -36,7 +36,7 @@ from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.planner.bounds.trivial import least_memory
 from meshdsl.schedules.spec import CHUNKED, RECOMPUTE, SCHEDULES, Pipeline
-from meshdsl.shardings import Stated, topology_at_hand
+from meshdsl.shardings import StatedTree, topology_at_hand
 from meshdsl.trace import trace
 from meshdsl.util.html import tables_html
 from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
@@ -378,7 +378,7 @@ def search(
     schedules: Sequence[str] = ("1f1b",),
     chunks: Sequence[int] = (1,),
     recompute: Sequence[str] = ("stage",),
-    layouts: Mapping[str, Stated] | None = None,
+    layouts: Mapping[str, StatedTree] | None = None,
     rules: Rules | str | None = None,
     memory: str | None = None,
     progress: Callable[[str], None] = lambda said: None,

@@ -22,7 +22,7 @@ from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
-from meshdsl.pins import AS_GIVEN, GivenLayouts, LayoutTable, replaced_inputs
+from meshdsl.pins import AS_GIVEN, GivenLayouts, LayoutTable, replaced_inputs, spread
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.shardings import StatedMesh, mesh_of, pin_of, topology_at_hand
@@ -270,7 +270,7 @@ def _parse_table(name: str, table: object, mesh: Mesh, rows: list[str]) -> dict[
     if isinstance(table, LayoutTable) and table.strategies:
         rows.append(f"{name}: strategies such as md.fsdp() belong to parallelize(layouts=...); write layouts by globs")
     found: dict[str, Any] = {}
-    for glob, layout in table.items():
+    for glob, layout in spread(table).items():
         if not isinstance(glob, str):
             rows.append(f"{name}: {is_a(glob)}, not a glob; write text such as 'batch/*'")
             continue

@@ -21,7 +21,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import AS_GIVEN, LayoutTable, replaced_inputs
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
-from meshdsl.shardings import Stated
+from meshdsl.shardings import StatedTree
 from meshdsl.trace import trace
 from meshdsl.trace.annotate import FORWARD
 
@@ -61,7 +61,7 @@ class Program:
 
     step: Callable[..., Any]
     args: tuple[Any, ...]
-    layouts: Mapping[str, Stated] | str | None = None
+    layouts: Mapping[str, StatedTree] | str | None = None
     rules: Rules | str | None = None
     pipeline: Pipeline | None = None
     init: Callable[..., Any] | None = None
@@ -102,7 +102,7 @@ class Program:
             raise ArgumentError(faults("invalid arguments of Program:", rows))
 
 
-def with_layouts(program: Program, layouts: Mapping[str, Stated]) -> Program:
+def with_layouts(program: Program, layouts: Mapping[str, StatedTree]) -> Program:
     """Return the program with more layouts by globs; they come last, and so win, and replace those of equal globs."""
     own = LayoutTable.of(program.layouts)
     others = {glob: layout for glob, layout in own.globs.items() if glob not in layouts}

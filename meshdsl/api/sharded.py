@@ -38,7 +38,7 @@ from meshdsl.pipelining import whole_function
 from meshdsl.plan.build import without_rule
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
-from meshdsl.shardings import Stated, StatedMesh
+from meshdsl.shardings import StatedMesh, StatedTree
 from meshdsl.trace import Call, PureStep, flatten_call
 from meshdsl.trace.arguments import check_values, static_keys, step_name
 from meshdsl.trace.objects import bind, has_cycles, is_module, is_object
@@ -56,8 +56,8 @@ log = logging.getLogger("meshdsl")
 def parallelize(
     step: Callable[Params, Result],
     mesh: StatedMesh,
-    layouts: Mapping[str, Stated] | str | None = None,
-    outputs: Mapping[str, Stated] | None = None,
+    layouts: Mapping[str, StatedTree] | str | None = None,
+    outputs: Mapping[str, StatedTree] | None = None,
     memory: str | float | None = None,
     donate_argnums: int | Iterable[int] = (),
     donate_argnames: str | Iterable[str] = (),
@@ -83,7 +83,8 @@ def parallelize(
       mesh: a mesh, its text ``"data=4,model=2"``, or a mesh of jax, whose devices are then used. Where it states no
         topology, that of ``plan`` is taken, else that of the devices at hand, which the plan says.
       layouts: pins by globs over argument names and tree paths; axes not named are free. A layout may be a
-        ``PartitionSpec`` or ``NamedSharding``: axes that it does not name are then ``B``, as in jax. Strategies such as
+        ``PartitionSpec`` or ``NamedSharding``: axes that it does not name are then ``B``, as in jax; a pytree of these,
+        or a dict of any layouts, stands for a layout per leaf, at the paths below the glob. Strategies such as
         ``md.fsdp()`` are pins too, combined by ``|``. ``"as-given"`` pins the arguments that lie sharded as they lie.
       outputs: pins by globs over the results' paths; other results follow the inputs that they replace.
       rules: mesh axes by named dims, ``"batch:data hidden:model"``; where ``layouts`` names an axis too, it wins.
@@ -245,7 +246,7 @@ class Sharded(Generic[Params, Result]):
         """
         return self._stages_of(self._flatten(args, kwargs))
 
-    def with_pins(self, layouts: Mapping[str, Stated | None]) -> "Sharded[Params, Result]":
+    def with_pins(self, layouts: Mapping[str, StatedTree | None]) -> "Sharded[Params, Result]":
         """Return the same step under other pins, planned in a fraction of the time from where this plan was found.
 
         The step is not traced again, and cost tables are shared. The plan is not improved in rounds, so ``plan.gap``

@@ -5,6 +5,7 @@ from ``constrain`` operations inside the step. The planner treats them as constr
 
     read         globs -> a layout per input and output; results that alias an input take its layout   ``make_pins``
     strategies   data parallelism, FSDP, tensor parallelism -> layouts of single inputs          ``LayoutTable``
+    sharding_trees  pytrees of layouts at one glob -> a row per leaf                               ``spread``
     given        where the arguments of a call lie already -> layouts of inputs                  ``GivenLayouts``
     axis_rules   layout rules -> layouts, by the kind of an array: parameter, optimizer state, activation
     constraints  what jax's own functions state inside the step, fitted to the mesh                 ``fit_constraints``
@@ -17,6 +18,7 @@ from ``constrain`` operations inside the step. The planner treats them as constr
 from meshdsl.pins.constraints import fit_constraints
 from meshdsl.pins.given import AS_GIVEN, GivenLayouts, place_of
 from meshdsl.pins.read import UserPins, make_pins, overridden_pins, replaced_inputs
+from meshdsl.pins.sharding_trees import spread
 from meshdsl.pins.strategies import LayoutTable, ResolvedTable
 
 __all__ = [
@@ -30,4 +32,5 @@ __all__ = [
     "overridden_pins",
     "place_of",
     "replaced_inputs",
+    "spread",
 ]

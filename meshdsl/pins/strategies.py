@@ -27,7 +27,8 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Placement, S
 from meshdsl.pins.axis_rules import ACTIVATIONS, kinds
 from meshdsl.pins.read import is_named, replaced_inputs
-from meshdsl.shardings import Stated, axes_of, pin_of
+from meshdsl.pins.sharding_trees import spread
+from meshdsl.shardings import Stated, StatedTree, axes_of, pin_of
 from meshdsl.util.paths import matches, split_path, suggest
 
 Axes = tuple[str, ...]
@@ -87,13 +88,17 @@ class LayoutTable(Mapping[str, Stated]):
       >>> md.fsdp() | {"params/embed": "model=S(0)"}
     """
 
-    globs: Mapping[str, Stated] = field(default_factory=dict)
+    globs: Mapping[str, Any] = field(default_factory=dict)
     strategies: tuple[Strategy, ...] = ()
     as_given: bool = False
     given: Mapping[str, Layout] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Spread pytrees of layouts over the paths of their leaves."""
+        object.__setattr__(self, "globs", spread(self.globs))
+
     @staticmethod
-    def of(stated: Mapping[str, Stated] | str | None) -> "LayoutTable":
+    def of(stated: Mapping[str, StatedTree] | str | None) -> "LayoutTable":
         """Returns what ``layouts=`` states as a table: a dict, a table, the text ``"as-given"``, or nothing."""
         if isinstance(stated, str):
             return LayoutTable(as_given=True)

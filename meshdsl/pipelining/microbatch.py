@@ -22,6 +22,7 @@ from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.util.paths import matches, split_path, suggest
 
+_USUAL_AXIS = "pipe"  # an axis of this name is meant for stages
 _SUGGESTED = 3  # numbers of microbatches that an error suggests
 
 
@@ -77,7 +78,8 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
     else:
         pipelined = Pipelined(pipeline)
         new = step.retraced(MicrobatchLoop(step), program.roundness)
-        if replace(pipeline, batch=None, per_microbatch=False) != Pipeline(count):
+        of_stages = replace(pipeline, batch=None, per_microbatch=False) != Pipeline(count)
+        if of_stages or mesh.sizes_by_name.get(_USUAL_AXIS, 1) > 1:
             why = "no scan over layers is pinned to be split over an axis"
             notes.append(f"there are no stages for {pipeline.name}: {why}")
     notes.insert(0, f"{pipelined}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch")

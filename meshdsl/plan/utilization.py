@@ -89,7 +89,8 @@ def _bound_of(graph: Graph, mesh: Mesh) -> tuple[float, float]:
     flops, bound = 0.0, 0.0
     for inside, op in walk(graph):
         if REMATTED not in op.scope:
-            work = work_of(op, set())
-            flops += inside.trips * work.flops
-            bound += inside.trips * work.flops / mesh.size / mesh.topology.flops(work.itemsize, work.groups is not None)
+            work, devices = work_of(op, set()), prod(mesh.axis(axis) for axis in op.manual)
+            found = inside.trips * devices * work.flops
+            flops += found
+            bound += found / mesh.size / mesh.topology.flops(work.itemsize, work.groups is not None)
     return flops, bound

@@ -117,3 +117,29 @@ def test_a_spec_that_names_an_axis_twice_is_refused():
         md.parallelize(step, concrete(), {"x": P("data", "data")})
     with pytest.raises(md.NotationError, match=text):
         md.constrain(X, P("data", "data"))
+
+
+def test_a_tree_of_shardings_is_a_pin_per_leaf():
+    def step(params, counts, x):
+        return {name: w - x.T @ (x @ w) for name, w in params.items()}, counts
+
+    params = {"up": jnp.ones((8, 16)), "down": jnp.ones((8, 4))}
+    counts, x = (jnp.zeros(4), [jnp.zeros(2)]), jnp.ones((16, 8))
+    specs = {"up": P(None, "model"), "down": None}
+    layouts = {"params": specs, "counts": (P(), [P("model")]), "x": {}, "x*": "data=S(0)"}
+    with pytest.raises(md.PinError, match=r"layouts\['x'\]: \{\}"):
+        md.parallelize(step, "data=4,model=2", layouts).plan(params, counts, x)
+    layouts.pop("x")
+    plan = md.parallelize(step, "data=4,model=2", layouts).plan(params, counts, x)
+    pinned = {array.path: (str(array.layout), array.pinned) for array in plan.inputs if array.pinned}
+    assert pinned == {
+        "params/up": ("data=B model=S(1)", ("data", "model")),
+        "counts/0": ("data=B model=B", ("data", "model")),
+        "counts/1/0": ("data=B model=S(0)", ("data", "model")),
+        "x": ("data=S(0) model=B", ("data",)),
+    }
+    table = md.data_parallel() | {"params": {"up": "model=S(1)", "down": P()}}
+    assert table.globs == {"params/up": "model=S(1)", "params/down": P()}
+    assert md.Program(step, (params, counts, x), layouts={"params": specs}).layouts == {"params": specs}
+    with pytest.raises(md.PinError, match=r"layouts\['params/middle'\]: matches no input"):
+        md.parallelize(step, "data=4,model=2", {"params": {"middle": P("data")}}).plan(params, counts, x)

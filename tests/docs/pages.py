@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")  # and pictures
+CODE = ("python", "{code-cell} ipython3")  # of pages, and of notebooks
 # folders whose pages are programs
 RUN = ("start", "concepts", "howto", "coming_from", "frameworks", "run", "reference")
 
@@ -41,7 +42,7 @@ def blocks(text):
     """Returns the blocks of a page that run, in order."""
     found, fences = [], list(FENCE.finditer(text))
     for i, fence in enumerate(fences):
-        if fence["info"].strip() != "python":
+        if fence["info"].strip() not in CODE:
             continue
         below = fences[i + 1] if i + 1 < len(fences) else None
         is_printed = below and below["info"].strip() == "text" and not text[fence.end() : below.start()].strip()

@@ -132,6 +132,30 @@ def test_the_compute_bound_of_a_pipeline_is_that_of_the_step_without_stages(sche
     assert "  (MFU " in lines(plan)[3]
 
 
+def test_bodies_of_shard_maps_in_stages_count_on_all_devices():
+    mesh = jax.sharding.AbstractMesh((2, 2), ("pipe", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rows = jax.sharding.PartitionSpec("data")
+
+    def layer(x, w):
+        def inside(x, w):
+            return jnp.tanh(x @ w)
+
+        specs = {"in_specs": (rows, jax.sharding.PartitionSpec()), "out_specs": rows}
+        return jax.shard_map(inside, mesh=mesh, axis_names={"data"}, **specs)(x, w), None
+
+    def step(stack, x):
+        loss = lambda stack: jnp.mean(jax.lax.scan(layer, x, stack)[0] ** 2)  # noqa: E731
+        return stack - jax.grad(loss)(stack)
+
+    layouts, args = (
+        {"stack": "pipe=S(0)"},
+        (jax.ShapeDtypeStruct((4, 64, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32)),
+    )
+    planned = md.parallelize(step, md.Mesh(pipe=2, data=2, topology=PLAIN), layouts, pipeline=md.Pipeline(4))
+    used = planned.plan(*args).utilization
+    assert used.flops == 3 * 4 * 2 * 64**3
+
+
 @pytest.mark.parametrize("devices", [1, 4])
 def test_it_is_saved(tmp_path, devices):
     plan = md.parallelize(train, md.Mesh(data=devices, topology=PLAIN)).plan(W, X)
