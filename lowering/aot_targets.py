@@ -146,7 +146,7 @@ def parse_target(text: str) -> CompileTarget:
         raise DeviceError(f"target={text!r} is not a name of devices to compile for, such as 'tpu-v5e:4x4'")
     name, _, shape = text.partition(":")
     if name not in KINDS:
-        raise DeviceError(f"no target {text!r}{nearest(name, KINDS)}; write NAME:SHAPE, such as tpu-v5e:4x4")
+        raise DeviceError(f"no target {text!r}{nearest(name, KINDS)} (NAME:SHAPE, such as tpu-v5e:4x4)")
     if shape not in KINDS[name].shapes:
         raise DeviceError(f"no target {text!r}{nearest(text, [f'{name}:{one}' for one in KINDS[name].shapes])}")
     return CompileTarget(name, tuple(map(int, shape.split("x"))))

@@ -12,6 +12,7 @@ All exceptions derive from :class:`MeshDSLError` and are exported by ``meshdsl``
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from types import FunctionType
 
 
 class MeshDSLError(Exception):
@@ -253,6 +254,11 @@ def is_a(x: object) -> str:
     name = type(x).__name__ if package in ("builtins", "meshdsl", "__main__") else f"{package}.{type(x).__name__}"
     shown = repr(x).partition("\n")[0][:60]
     return f"{shown} is {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def called(x: object) -> str:
+    """Return ``"; call it: fsdp()"`` for a function, given where its result is meant; else nothing."""
+    return f"; call it: {x.__name__}()" if isinstance(x, FunctionType) else ""
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, NotationError, faults, is_a, nearest
+from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, NotationError, called, faults, is_a, nearest
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
@@ -265,7 +265,7 @@ def _parse_table(name: str, table: object, mesh: Mesh, rows: list[str]) -> dict[
     if table is None:
         return {}
     if not isinstance(table, Mapping):
-        rows.append(f"{name}: {is_a(table)}, not {_table_remedy(name)}")
+        rows.append(f"{name}: {is_a(table)}, not {_table_remedy(name)}{called(table)}")
         return {}
     if isinstance(table, LayoutTable) and table.strategies:
         rows.append(f"{name}: strategies such as md.fsdp() belong to parallelize(layouts=...); write layouts by globs")

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshdsl.api.options import parse_constraints, parse_uneven
 from meshdsl.api.sharded import Sharded, parallelize
-from meshdsl.errors import ArgumentError, faults, is_a
+from meshdsl.errors import ArgumentError, called, faults, is_a
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.index import producers
 from meshdsl.ir.loops import split_operands
@@ -85,7 +85,8 @@ class Program:
             rows.append(f"args: {is_a(self.args)}, not the tuple of the step's arguments")
         as_given = isinstance(self.layouts, str) and self.layouts == AS_GIVEN
         if self.layouts is not None and not as_given and not isinstance(self.layouts, Mapping):  # as strategies are
-            rows.append(f"layouts: {is_a(self.layouts)}, neither a dict of layouts by globs nor {AS_GIVEN!r}")
+            remedy = f"neither a dict of layouts by globs nor {AS_GIVEN!r}{called(self.layouts)}"
+            rows.append(f"layouts: {is_a(self.layouts)}, {remedy}")
         if self.rules is not None and not isinstance(self.rules, Rules | str):
             rows.append(f"rules: {is_a(self.rules)}, not layout rules, such as 'batch:data hidden:model'")
         if self.pipeline is not None and not isinstance(self.pipeline, Pipeline):

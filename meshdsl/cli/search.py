@@ -64,7 +64,7 @@ def search(
             loaded,
             devices=devices,
             topology=load_topology_named(topology) if topology else None,
-            axes=axes.split(",") if axes else None,
+            axes=None if axes is None else axes.split(","),
             microbatches=_numbers("microbatches", microbatches) if microbatches else None,
             schedules=schedule.split(","),
             chunks=_numbers("chunks", chunks),

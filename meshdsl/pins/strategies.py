@@ -118,7 +118,8 @@ class LayoutTable(Mapping[str, Stated]):
         return LayoutTable(other) | self if isinstance(other, Mapping) else NotImplemented
 
     def __getitem__(self, glob: str) -> Stated:
-        return self.globs[glob]
+        stated: Stated = self.globs[glob]
+        return stated
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.globs)

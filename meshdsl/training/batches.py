@@ -257,7 +257,7 @@ class _PlacedBatches:
             rows = [f"{len(got)} arrays; the step's last argument has {len(expected)}: {', '.join(self._paths)}"]
         else:
             pairs = zip(self._paths, got, expected, strict=True)
-            rows = [f"{path}: {a}; the step takes {b}" for path, a, b in pairs if a != b]
+            rows = [f"{path or 'the array'}: {a}; the step takes {b}" for path, a, b in pairs if a != b]
         raise ArgumentError(faults("a batch does not match the step's last argument:", shortened(rows)))
 
 

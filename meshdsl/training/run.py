@@ -8,7 +8,7 @@ feeds the step ``step(*state, batch) -> (*state, loss)``. Objects of nnx in the 
 may return the rest of the state, or only the loss.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -20,7 +20,7 @@ from jax.tree_util import keystr
 
 from meshdsl.api import Program, Sharded
 from meshdsl.api.program import parallelize_program
-from meshdsl.errors import ArgumentError, faults, shortened
+from meshdsl.errors import ArgumentError, faults, is_a, shortened
 from meshdsl.ir.graph import HeldState, array_type
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan.plan import Plan
@@ -108,6 +108,8 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
     *_, example = program.args
     *_, batch_places = sharded.input_shardings(*program.args)[0]
     batches = required(program.batches)()
+    if not isinstance(batches, Iterable):
+        raise ArgumentError(f"batches(): {is_a(batches)}, not something that yields batches")
     if isinstance(batches, Batches):
         run = replace(run, unit=batches.unit, units=batches.units * batches.batch)
     places = stages.executable.shardings

@@ -21,10 +21,12 @@ program = md.Program(step, tuple(jax.ShapeDtypeStruct((n,), jnp.float32) for n i
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     sources = {"wrong": WRONG, "raises": "\n1 / 0", "parses": "def f(:", "imports": "import not_there"}
+    sources |= {"uncalled": WRONG.replace("))\n", "), layouts=md.fsdp)\n").replace("(3, 4)", "(4, 4)")}
     sources |= {"ends": "import sys; sys.exit('usage')", "takes": "def program(mesh, data=3, *more): ..."}
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def ended(monkeypatch, capsys, *options):
@@ -98,3 +100,13 @@ def test_names_cannot_speak_to_the_terminal(folder, tmp_path, monkeypatch, capsy
     assert max(map(len, printed.splitlines())) < 300
     status, said = ended(monkeypatch, capsys, "explain", "p.json", "w/\x1b[2J")
     assert status == 2 and "no input 'w/\\x1b[2J'" in said and "\x1b" not in said
+
+
+def test_a_strategy_that_is_not_called(folder, monkeypatch, capsys):
+    status, err = ended(monkeypatch, capsys, "plan", "uncalled.py")
+    assert status == 2 and err.endswith("neither a dict of layouts by globs nor 'as-given'; call it: fsdp()\n")
+
+
+def test_axes_that_are_empty(folder, monkeypatch, capsys):
+    (folder / "right.py").write_text(WRONG.replace("(3, 4)", "(4, 4)"))
+    assert ended(monkeypatch, capsys, "search", "right.py", "--devices", "2", "--axes", "")[0] == 2

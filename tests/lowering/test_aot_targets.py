@@ -45,7 +45,7 @@ def test_a_target_has_as_many_devices_as_its_shape():
     [
         ("tpu-v5x:4x4", "no target 'tpu-v5x:4x4'; did you mean 'tpu-v5"),
         ("tpu-v5e:4x5", "no target 'tpu-v5e:4x5'; did you mean 'tpu-v5e:4x"),
-        ("cpu:8", "no target 'cpu:8'.*; write NAME:SHAPE, such as tpu-v5e:4x4"),
+        ("cpu:8", r"no target 'cpu:8'.* \(NAME:SHAPE, such as tpu-v5e:4x4\)"),
         ("dgx-h100:3x8", "no target 'dgx-h100:3x8'; did you mean 'dgx-h100:"),
         (array(4), "is not a name of devices to compile for, such as 'tpu-v5e:4x4'"),
     ],

@@ -1,5 +1,7 @@
 """Programs that are trained, and those that cannot be."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,16 @@ def test_a_step_that_gives_something_else(wrong, row, tmp_path, nothing_is_compi
 def test_init_makes_another_number_of_arguments(tmp_path, nothing_is_compiled):
     with pytest.raises(ArgumentError, match="init: makes 2 arguments; the step takes 1 and a batch"):
         trained(program(init=lambda: (jnp.zeros(3), 1.0)), tmp_path)
+
+
+def test_batches_that_are_none(tmp_path, nothing_is_compiled):
+    with pytest.raises(ArgumentError, match=r"batches\(\): 3 is an int, not something that yields batches"):
+        trained(replace(program(), batches=lambda: 3), tmp_path)
+
+
+def test_a_batch_of_another_size_than_the_only_array_has(tmp_path):
+    with pytest.raises(ArgumentError, match=r"the array: float32\[7,4\]; the step takes float32\[8,4\]"):
+        trained(replace(program(), batches=lambda: [np.zeros((7, 4), np.float32)]), tmp_path)
 
 
 def test_steps_that_nobody_states():
