@@ -9,7 +9,8 @@ number beyond the axis.
 
 Two arrays that differ may have equal blocks: where an axis of 4 splits the first dim of ``x[4, 3]``, a device holds the
 same elements of ``x`` and of its transpose. So views of one block count as equal, and so does what enters a user's
-shard_map: a weight that its body gathers may be gathered outside, too.
+shard_map: a weight that its body gathers may be gathered outside, too. A user's function with a rule is one operation
+to the planner, and to the compiler what it consists of.
 
 **Collectives in loops.** A collective on a loop invariant can run once in front of the loop, and XLA moves it there.
 But the plan had the choice: gathering a weight inside the loop costs more communication and less memory. A collective
@@ -19,7 +20,7 @@ changes between iterations; the barrier computes nothing.
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from math import prod
 
@@ -30,7 +31,7 @@ from jax import lax
 from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
 from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.manual import BOUNDARY
-from meshdsl.ir.rewrite import Table, substitute, values
+from meshdsl.ir.rewrite import Table, fresh_ids, look_up, substitute, values
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
@@ -38,6 +39,8 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, S
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.trace.passes.cse import expression
+from meshdsl.trace.read_jaxpr import Frame, read_graph
+from meshdsl.trace.source import SourceContext
 
 # ---- Repeated collectives --------------------------------------------------------------------------------------------
 
@@ -76,17 +79,21 @@ def repeated_collectives(graph: Graph, solution: Solution) -> RepeatedCollective
     """Returns the repeated collectives of the graph and of all bodies in it, each by itself."""
     moves: dict[Moved, int] = {}
     reads: dict[Read, int] = {}
+    ids = fresh_ids(graph)
     for one in (graph, *(body for _, op in walk(graph) for body in op.bodies)):
-        _collect(one, solution, moves, reads)
+        _collect(one, solution, moves, reads, ids)
     return RepeatedCollectives(moves, reads)
 
 
-def _collect(graph: Graph, solution: Solution, moves: dict[Moved, int], reads: dict[Read, int]) -> None:
+def _collect(
+    graph: Graph, solution: Solution, moves: dict[Moved, int], reads: dict[Read, int], ids: Iterator[int]
+) -> None:
     table: Table = {}
     seen = _SentBefore()
     for op in (None, *graph.ops):
         made = graph.inputs if op is None else op.outputs
-        same = made if op is None else _first(substitute(op, table), seen.expressions)
+        inside = ids if any(_communicates(value.id, solution) for value in made) else None
+        same = made if op is None else _first(substitute(op, table), seen.expressions, inside)
         if op is not None and solution.exchanging(op.id):
             reads.update((read, before) for read, before in _reads(op, table, solution, seen) if before)
         if op is not None and _is_view(op, solution):
@@ -144,11 +151,26 @@ def _moves(value: Value, first: Value, solution: Solution, seen: _SentBefore) ->
         seen.moved[key] += 1
 
 
-def _first(op: Op, seen: dict[object, Sequence[Value]]) -> Sequence[Value]:
-    """The first values equal to the operation's results."""
+def _first(op: Op, seen: dict[object, Sequence[Value]], ids: Iterator[int] | None) -> Sequence[Value]:
+    """The first values equal to the operation's results; ``ids`` are for those inside a function with a rule."""
     if op.name in _IDENTITIES and len(tuple(values(op.inputs))) == len(op.outputs):
         return tuple(values(op.inputs))
+    if op.name == "ruled" and ids is not None:
+        return _first_inside(op, seen, ids)
     return op.outputs if op.bodies else seen.setdefault(expression(op), op.outputs)
+
+
+def _first_inside(op: Op, seen: dict[object, Sequence[Value]], ids: Iterator[int]) -> Sequence[Value]:
+    """The first values equal to the results of a user's function with a rule, whose operations compilers see."""
+    shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in op.inputs)
+    traced = jax.make_jaxpr(op.params["ruled"].function)(*shapes)
+    inside = read_graph(traced, Frame(ids, body=False), SourceContext())
+    table: Table = {v.id: x for v, x in zip(inside.inputs, op.inputs, strict=True)}
+    for each in inside.ops[:-1]:
+        first = _first(replace(substitute(each, table), manual=op.manual), seen, ids)
+        table.update({v.id: x for v, x in zip(each.outputs, first, strict=True)})
+    found = zip(op.outputs, (look_up(x, table) for x in inside.returned), strict=True)
+    return tuple(x if isinstance(x, Value) else v for v, x in found)
 
 
 def opaque_copy(x: jax.Array, count: int, axis: str, size: int) -> jax.Array:

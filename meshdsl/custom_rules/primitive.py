@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 from meshdsl.custom_rules.notation import RuleSpec
 from meshdsl.errors import RuleError
@@ -159,8 +159,18 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, ruled: RuledCall) -
         return results, zeros
     stated = ruled.stated.tangent(which, made, shapes)
     along = RuledCall(f"{ruled.name}'s tangent", Tangent(ruled, which), stated)
-    moved = dict(zip(made, custom_rule_p.bind(*primals, *(tangents[i] for i in which), ruled=along), strict=True))
+    given = _read([*primals, *(tangents[i] for i in which)], along)
+    moved = dict(zip(made, custom_rule_p.bind(*given, ruled=along), strict=True))
     return results, [moved.get(i, zero) for i, zero in enumerate(zeros)]
+
+
+def _read(operands: Sequence[Any], ruled: RuledCall) -> list[Any]:
+    """Return the operands, with zeros for those that the function does not read: a derivative where it is linear."""
+    traced = jax.make_jaxpr(ruled.function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
+    reads = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))[1]
+    return [
+        x if read or not _inexact(x) else jnp.zeros(x.shape, x.dtype) for x, read in zip(operands, reads, strict=True)
+    ]
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, ruled: RuledCall) -> list[Any]:

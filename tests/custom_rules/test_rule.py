@@ -124,6 +124,30 @@ def test_equal_calls_are_one():
     assert len(ruled(trace(lambda x, w: product(x, w) + product(x, w), (X, W)))) == 1
 
 
+@pytest.mark.parametrize("again", ["rule", "plain"])
+def test_equal_operations_of_two_functions_are_kept_apart(again):
+    """Compilers look into the functions, and would reduce the sums once."""
+    ruled = md.rule("a b -> a", reduced={"b": "sum"}, linear=((0,),))
+    one = ruled(lambda t: t.sum(1))
+    other = ruled(lambda t: t.sum(1)) if again == "rule" else lambda t: t.sum(1)
+    x = np.ones((16, 4096), np.float32)
+    step = jax.grad(lambda x: (jnp.sin(one(x)) + jnp.sin(other(x))).sum())
+    sharded = md.parallelize(step, "data=4,model=2", {"x": "data=S(1)"})
+    assert [c.kind for c in sharded.plan(x).collectives] == ["all-reduce"] * 2
+    sharded.verify(x)
+
+
+def test_a_derivative_reads_what_it_needs():
+    """A linear function has the same derivative everywhere, so that its operand is not computed for it."""
+    double = md.rule("a b -> a b", linear=((0,),))(lambda t: t * 2)
+    args = np.ones((8, 4), np.float32), np.ones((4, 16), np.float32)
+    loss = lambda w, x: double(x @ w).sum()  # noqa: E731
+    sharded = md.parallelize(jax.grad(loss), "data=4,model=2", {"x": "data=S(1)"})
+    assert sharded.plan(args[1], args[0]).operations["dot_general"] == 1
+    same(sharded(args[1], args[0]), np.full((4, 16), 16.0, np.float32))
+    sharded.verify(args[1], args[0])
+
+
 def test_sums_stay_partial():
     sharded = md.parallelize(lambda x, w: 2 * product(x, w), MESH, {"x": "data=B model=S(1)", "w": "model=S(0)"})
     (collective,) = sharded.plan(X, W).collectives
