@@ -43,13 +43,13 @@ def _transpose(cotangent: Any, x: Any, **params: Any) -> list[Any]:
     return [cotangent]
 
 
-def _batch(
-    args: Sequence[Any], mapped: Sequence[int], *, layout: Layout, names: Names, closed: tuple[int, ...] = ()
-) -> tuple[Any, int]:
+def _batch(args: Sequence[Any], mapped: Sequence[int], *, layout: Layout, names: Names, **stated: Any) -> Any:
     at = mapped[0]
-    moved = {axis: _past(p, at) for axis, p in layout.placements}
+    moved = Layout(**{axis: _past(p, at) for axis, p in layout.placements})
     named = (*names[:at], "", *names[at:]) if names else ()
-    return bind_constrain(args[0], Layout(**moved), named, [dim + (dim >= at) for dim in closed]), at
+    if "closed" in stated:
+        stated["closed"] = tuple(dim + (dim >= at) for dim in stated["closed"])
+    return constrain_p.bind(args[0], layout=moved, names=named, **stated), at
 
 
 def _past(placed: Placement, mapped: int) -> Placement:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
@@ -16,7 +16,8 @@ from tests.api.test_jit_semantics import same
 
 SIZES, NAMES = (2, 2, 2), ("pipe", "data", "model")
 MESH = md.Mesh(**dict(zip(NAMES, SIZES, strict=True)))
-over = partial(jax.shard_map, mesh=jax.make_mesh(SIZES, NAMES, axis_types=(AxisType.Auto,) * 3))
+DEVICES = jax.make_mesh(SIZES, NAMES, axis_types=(AxisType.Auto,) * 3)
+over = partial(jax.shard_map, mesh=DEVICES)
 over_two = partial(over, axis_names={"data", "model"})
 ROWS, WHOLE = P("data"), P()
 LAYERS, X = (drawn(4, 8, 16, seed=1) / 3, drawn(4, 16, 8, seed=2) / 4), drawn(8, 8)
@@ -76,6 +77,12 @@ def sums_over_the_stages(x, u, v):
     return x + jnp.tanh(x @ u / scale) @ v + 0.1 * lax.psum(v.mean(), ("pipe",))
 
 
+def constrained(x, u, v):
+    """Without a shard_map: jax's own constraints."""
+    split = lambda x, *spec: lax.with_sharding_constraint(x, NamedSharding(DEVICES, P(*spec)))  # noqa: E731
+    return x + split(jnp.tanh(split(x, "data") @ u), P.UNCONSTRAINED, "model") @ v
+
+
 SPLIT = P("data", "model")
 TWO = (
     over_two(sequence_parallel, in_specs=(SPLIT, *COLUMNS[1:]), out_specs=SPLIT),
@@ -91,6 +98,7 @@ CASES = {
     "over all axes": (trained(ALL), {"layers": (1, 3)}),
     "unchecked, halves of a backward": (trained(UNCHECKED), {"schedule": "zb"}),
     "fsdp, chunks": (trained(GATHERED), {"schedule": "interleaved", "chunks": 2}),
+    "constraints": (trained(constrained), {}),
     "sums over the stages, recomputed": (trained(SUMS, jax.checkpoint), {}),
 }
 
@@ -152,16 +160,16 @@ def by_row(x, u, v):
     return x * lax.axis_index("data") + u.sum() + v.sum()
 
 
-DEVICES = "whose devices are the stages"
+OF_STAGES = "whose devices are the stages"
 REFUSED = {
-    "blocks": (of_pipe(lambda x, u, v: x + u.sum() * v.sum()), rf"shard_map at \S+: divides over pipe, {DEVICES}"),
+    "blocks": (of_pipe(lambda x, u, v: x + u.sum() * v.sum()), rf"shard_map at \S+: divides over pipe, {OF_STAGES}"),
     "index": (
         of_pipe(lambda x, u, v: x * lax.axis_index("pipe") + u.sum(), (ROWS, WHOLE, WHOLE)),
-        rf"axis_index at \S+: runs over pipe, {DEVICES}",
+        rf"axis_index at \S+: runs over pipe, {OF_STAGES}",
     ),
     "gathers": (
         of_pipe(lambda x, u, v: x + lax.all_gather(u.sum(), "pipe").sum() + v.sum(), (ROWS, WHOLE, WHOLE)),
-        rf"all_gather at \S+: runs over pipe, {DEVICES}",
+        rf"all_gather at \S+: runs over pipe, {OF_STAGES}",
     ),
     "rows of the batch": (
         trained(over_two(by_row, in_specs=(ROWS, WHOLE, WHOLE), out_specs=ROWS)),
