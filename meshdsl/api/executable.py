@@ -23,10 +23,12 @@ from meshdsl.ir.graph import TracedProgram, element_bits
 from meshdsl.lowering.program import sharded_function
 from meshdsl.lowering.shardings import input_layouts, output_layouts, place, shardings
 from meshdsl.lowering.verify import ExpectedCommunication
+from meshdsl.plan.build import collectives_of
 from meshdsl.plan.op_times import plan_flops
 from meshdsl.plan.plan import Plan
 from meshdsl.trace.diagnostics import PLANNED
 from meshdsl.trace.objects import Objects, Writeback
+from meshdsl.trace.platforms import idle_operations
 from meshdsl.trace.static_leaves import has_static, reveal
 from meshdsl.util.text import bytes_text
 
@@ -90,9 +92,10 @@ class Executable:
     @property
     def expected(self) -> ExpectedCommunication:
         """Collectives, memory and FLOPs of the plan, which a compiled program is verified against."""
-        return ExpectedCommunication(
-            self.plan.collectives, self.plan.memory, plan_flops(self.program, self.plan.solution)
-        )
+        solution, platform = self.plan.solution, self.devices.devices.flat[0].platform
+        idle = idle_operations(self.program.graph, platform)
+        collectives = collectives_of(self.program, solution, idle) if idle else self.plan.collectives
+        return ExpectedCommunication(collectives, self.plan.memory, plan_flops(self.program, solution))
 
     @property
     def call(self) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ operations without a rule, and partial sums that are rounded before their reduct
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache, partial
 
 import jax
@@ -95,9 +95,13 @@ def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
 # ---- Collectives -----------------------------------------------------------------------------------------------------
 
 
-def collectives_of(program: TracedProgram, solution: Solution) -> list[Collective]:
-    """Every collective of a solution, in program order of the operations that wait for them."""
-    return [c for _, c in _collectives(program, solution, Reasons(program, solution))]
+def collectives_of(program: TracedProgram, solution: Solution, idle: Collection[int] = ()) -> list[Collective]:
+    """Every collective of a solution, in program order of the operations that wait for them.
+
+    Args:
+      idle: ids of operations that do not run, and wait for none.
+    """
+    return [c for op, c in _collectives(program, solution, Reasons(program, solution)) if op.id not in idle]
 
 
 def _collectives(program: TracedProgram, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective]]:

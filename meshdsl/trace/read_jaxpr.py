@@ -33,6 +33,7 @@ from meshdsl.primitives.constrain import constrain_p, stated_params
 from meshdsl.rules import RULES
 from meshdsl.shardings import stated_layout
 from meshdsl.trace.composites import IMPLEMENTATIONS
+from meshdsl.trace.platforms import PLATFORMS, branch_of
 from meshdsl.trace.shardings import type_of_result, without_empty_types
 from meshdsl.trace.source import SourceContext
 
@@ -281,8 +282,6 @@ def _plain_numbers(x: Any) -> Any:
 # scan of one iteration and the branch of a condition that is known are inlined, as compilers do.
 
 
-PLATFORMS = ("cpu", "cuda", "oneapi", "rocm", "tpu")  # of devices, as jax names them in branches
-
 # by identity: a closed-over array, and the input of the body that stands for it
 Captured = dict[int, tuple[Any, Value]]
 
@@ -341,7 +340,7 @@ def _platform_index(site: CallSite) -> Sequence[Atom]:
     ``jnp.diagonal`` has a branch of the latter kind, from which compilers drop all collectives.
     """
     branches = site.eqn.params["platforms"]
-    taken = {next((i for i, names in enumerate(branches) if names is None or p in names), None) for p in PLATFORMS}
+    taken = {branch_of(platform, branches) for platform in PLATFORMS}
     if len(taken) > 1 or None in taken:
         return _plain(site)
     return (literal(taken.pop(), np.dtype(np.int32)),)

@@ -320,6 +320,28 @@ def test_a_weight_that_a_body_gathers_is_gathered_outside_too():
     sharded.verify(X, X)
 
 
+def test_branches_by_platform():
+    """The plan counts all of them, as of any conditional; a program has that of its devices."""
+
+    def block(x):
+        branches = {
+            "cpu": lambda x: lax.psum(jnp.sin(x), "data"),
+            "default": lambda x: lax.all_gather(x, "data").sum(0),
+        }
+        return lax.platform_dependent(x, **branches)
+
+    def step(w, x):
+        run = over_data(block, in_specs=P("data"), out_specs=P(), check_vma=False)
+        return lax.scan(lambda h, _: (run(x @ h), None), w, None, length=2)[0]
+
+    w, x = drawn(8, 8), drawn(32, 8, seed=1) / 4
+    sharded = md.parallelize(step, MESH)
+    same(sharded(w, x), jax.jit(step)(w, x), atol=1e-4)
+    assert {c.kind for c in sharded.plan(w, x).collectives} >= {"all-reduce", "all-gather"}
+    assert "all-gather" not in {line.kind for line in sharded.verify(w, x).lines}
+    sharded.check(w, x)
+
+
 # ---- Types over Explicit axes ----------------------------------------------------------------------------------------
 
 TYPED = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)

@@ -11,6 +11,7 @@ from meshdsl.errors import TraceError
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Graph, Op, Value, walk
 from meshdsl.trace import trace
+from meshdsl.trace.platforms import idle_operations
 from tests.trace.interpreter import run
 from tests.trace.steps import TABLE, closing, gpt, gpt_remat, gpt_step
 
@@ -87,6 +88,20 @@ def test_a_branch_that_every_device_takes_is_read_in_place():
     sharded = md.parallelize(step, md.Mesh(x=2, y=2), {"x": "x=S(0) y=S(1)"})
     x = jnp.arange(16.0).reshape(4, 4)
     assert sharded.check(x).ok and sharded.check(x, divide="most").ok and sharded.verify(x).equal
+
+
+def test_branches_that_a_platform_does_not_run():
+    """Also where the index is a constant of a loop."""
+
+    def step(x):
+        once = lambda x: jax.lax.platform_dependent(x, tpu=jnp.sin, cuda=jnp.tanh, default=jnp.cos)  # noqa: E731
+        return jax.lax.scan(lambda h, _: (once(h), None), x, None, length=3)[0]
+
+    found = graph(step, X)
+    ops = {op.id: op.name for _, op in walk(found) if op.name in ("sin", "tanh", "cos")}
+    for platform, runs in (("cpu", "cos"), ("tpu", "sin"), ("gpu", "tanh"), ("cuda", "tanh")):
+        idle = idle_operations(found, platform)
+        assert [name for i, name in ops.items() if i not in idle] == [runs]
 
 
 def test_parameters_are_plain_numbers():
