@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 _STYLE = "overflow-x:auto;max-width:100%"
-_CELL = "text-align:left;vertical-align:top;overflow-wrap:anywhere"
+_CELL = "text-align:left;vertical-align:top;padding:.15em .9em .15em 0"
+_SHORT = 24  # characters of a cell that stays on one line
 
 
 def tables_html(title: str, tables: Iterable[Sequence[Sequence[str]]]) -> str:
@@ -24,5 +25,9 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _row(texts: Sequence[str], tag: str) -> str:
-    cells = (f'<{tag} style="{_CELL}">{escape(text)}</{tag}>' for text in texts)
-    return f"<tr>{''.join(cells)}</tr>"
+    return f"<tr>{''.join(_cell(text, tag) for text in texts)}</tr>"
+
+
+def _cell(text: str, tag: str) -> str:
+    wrapping = "white-space:nowrap" if len(text) <= _SHORT else "overflow-wrap:anywhere"
+    return f'<{tag} style="{_CELL};{wrapping}">{escape(text)}</{tag}>'

@@ -41,6 +41,11 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
+def test_short_cells_stay_on_one_line():
+    html = tables_html("", [[("change",), ("x" * 25,)]])
+    assert html.count("white-space:nowrap") == html.count("overflow-wrap:anywhere") == 1
+
+
 def test_names_are_text():
     found = Cells(tables_html(BAD, [[("a", BAD), (BAD, "b")]]))
     assert found.rows == [["a", BAD], [BAD, "b"]] and "script" not in found.names
