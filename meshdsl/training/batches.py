@@ -228,7 +228,7 @@ class _PlacedBatches:
 
     def _place(self, batch: Any) -> Any:
         fresh = isinstance(self._batches, Batches)  # others may use one buffer for all
-        leaves = [np.asarray(x) if fresh else np.array(x) for x in jax.tree.leaves(batch)]
+        leaves = [_canonical(np.asarray(x) if fresh else np.array(x)) for x in jax.tree.leaves(batch)]
         self._check(leaves)
         if jax.process_count() == 1:
             return jax.tree.unflatten(self._tree, jax.device_put(leaves, self._shardings))
@@ -259,6 +259,11 @@ class _PlacedBatches:
             pairs = zip(self._paths, got, expected, strict=True)
             rows = [f"{path or 'the array'}: {a}; the step takes {b}" for path, a, b in pairs if a != b]
         raise ArgumentError(faults("a batch does not match the step's last argument:", shortened(rows)))
+
+
+def _canonical(x: np.ndarray) -> np.ndarray:
+    """Returns the array in the dtype that it has in jax, which takes 64 bits for 32 unless told otherwise."""
+    return x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False) if x.dtype.kind in "iufc" else x
 
 
 def _type(x: Any, rows: int | None) -> str:

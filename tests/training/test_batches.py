@@ -87,12 +87,18 @@ def test_batches_lie_as_planned_and_have_the_names_of_the_step(repeated):
     assert got["x"].array.sharding.shard_shape((8, 4)) == (2, 2) and got["y"].sharding.shard_shape((8,)) == (1,)
 
 
+def test_numbers_of_64_bits_are_taken_as_jax_takes_them():
+    got = next(feed([{"x": np.ones((8, 4)), "y": np.arange(8)}])(0))
+    assert (got["x"].array.dtype, got["y"].dtype) == (np.float32, np.int32)
+    np.testing.assert_array_equal(got["y"], np.arange(8))
+
+
 def test_a_batch_of_another_type():
     with pytest.raises(ArgumentError) as error:
-        next(feed([{"x": np.zeros((8, 4)), "y": np.zeros(4, np.int32)}])(0))
+        next(feed([{"x": np.zeros((8, 4), np.float16), "y": np.zeros(4, np.int32)}])(0))
     assert str(error.value) == (
         "a batch does not match the step's last argument:\n"
-        "  ['x'].array: float64[8,4]; the step takes float32[8,4]\n"
+        "  ['x'].array: float16[8,4]; the step takes float32[8,4]\n"
         "  ['y']: int32[4]; the step takes int32[8]"
     )
 
