@@ -12,6 +12,7 @@ All exceptions derive from :class:`MeshDSLError` and are exported by ``meshdsl``
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from inspect import Parameter, signature
 from types import FunctionType
 
 
@@ -259,6 +260,13 @@ def is_a(x: object) -> str:
 def called(x: object) -> str:
     """Return ``"; call it: fsdp()"`` for a function, given where its result is meant; else nothing."""
     return f"; call it: {x.__name__}()" if isinstance(x, FunctionType) else ""
+
+
+def required_parameters(function: FunctionType) -> list[str]:
+    """Return the names of the parameters that a call without arguments lacks."""
+    given = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    parameters = signature(function).parameters.values()
+    return [each.name for each in parameters if each.default is Parameter.empty and each.kind not in given]
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

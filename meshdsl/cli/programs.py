@@ -11,13 +11,11 @@ import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from inspect import Parameter
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.cli.output import working
-from meshdsl.errors import ArgumentError, faults, is_a, nearest
+from meshdsl.errors import ArgumentError, faults, is_a, nearest, required_parameters
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology, load_topology, topology
 from meshdsl.schedules.schedule import Schedule
@@ -138,7 +136,7 @@ def _program(name: str, attribute: str, namespace: dict[str, Any]) -> "Program":
         remedy = "" if near.endswith("?") else f"; write {attribute} = md.Program(step, args) there"
         raise ArgumentError(f"{name} defines no {attribute!r}{near}{remedy}")
     found = namespace[attribute]
-    if inspect.isfunction(found) and (needed := _required_parameters(found)):
+    if inspect.isfunction(found) and (needed := required_parameters(found)):
         raise ArgumentError(f"{attribute} in {name} needs {', '.join(needed)}; it is called without arguments")
     made = found() if callable(found) else found
     if not isinstance(made, Program):
@@ -150,13 +148,7 @@ def _may_be_program(value: object) -> bool:
     """Whether it is a program, or a function that may return one."""
     from meshdsl.api import Program
 
-    return isinstance(value, Program) or (inspect.isfunction(value) and not _required_parameters(value))
-
-
-def _required_parameters(function: FunctionType) -> list[str]:
-    given = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.default is Parameter.empty and each.kind not in given]
+    return isinstance(value, Program) or (inspect.isfunction(value) and not required_parameters(value))
 
 
 def load_mesh(text: str, topology: str | None = None) -> Mesh:

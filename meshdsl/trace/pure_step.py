@@ -1,11 +1,13 @@
 """A step, or a function that makes its arguments, as a pure function of flat arrays."""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from meshdsl.errors import ArgumentError, is_a, required_parameters
 from meshdsl.ir.graph import HeldState
 from meshdsl.trace.arguments import Call, check_arrays
 from meshdsl.trace.leaves import Found, components, path_leaves
@@ -93,9 +95,19 @@ class Maker:
 
     Args:
       make: takes nothing.
+
+    Raises:
+      ArgumentError: it is no function, or needs arguments.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
+        if not callable(make):
+            raise ArgumentError(f"init: {is_a(make)}, not a function that makes arguments; write lambda: ...")
+        if isinstance(make, FunctionType) and (needed := required_parameters(make)):
+            name = make.__name__
+            raise ArgumentError(
+                f"init: {name} needs {', '.join(needed)}, and is called without arguments; write lambda: {name}(...)"
+            )
         self.make = make
         self._tree: Any = None
 

@@ -57,6 +57,19 @@ def test_init_makes_another_number_of_arguments(tmp_path, nothing_is_compiled):
         trained(program(init=lambda: (jnp.zeros(3), 1.0)), tmp_path)
 
 
+def test_init_needs_arguments(tmp_path, nothing_is_compiled):
+    def create(key, size=3):
+        return jax.random.normal(key, (8, 4))
+
+    said = r"init: create needs key, and is called without arguments; write lambda: create\(...\)"
+    with pytest.raises(ArgumentError, match=said):
+        trained(program(init=create), tmp_path)
+    with pytest.raises(ArgumentError, match=said):
+        md.parallelize(step, "data=4").init(create, SHAPE)
+    with pytest.raises(ArgumentError, match="init: 3 is an int, not a function that makes arguments"):
+        md.parallelize(step, "data=4").init(3, SHAPE)
+
+
 def test_batches_that_are_none(tmp_path, nothing_is_compiled):
     with pytest.raises(ArgumentError, match=r"batches\(\): 3 is an int, not something that yields batches"):
         trained(replace(program(), batches=lambda: 3), tmp_path)
