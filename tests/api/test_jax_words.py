@@ -1,9 +1,11 @@
 """Meshes, PartitionSpec and NamedSharding of jax wherever ours are taken."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -143,3 +145,19 @@ def test_a_tree_of_shardings_is_a_pin_per_leaf():
     assert md.Program(step, (params, counts, x), layouts={"params": specs}).layouts == {"params": specs}
     with pytest.raises(md.PinError, match=r"layouts\['params/middle'\]: matches no input"):
         md.parallelize(step, "data=4,model=2", {"params": {"middle": P("data")}}).plan(params, counts, x)
+
+
+def test_trees_of_specs_of_flax_are_pins():
+    linear = nn.Dense(16, kernel_init=nn.with_partitioning(nn.initializers.ones_init(), (None, "model")))
+    boxed = jax.eval_shape(linear.init, jax.random.key(0), jnp.ones((8, 8)))
+    layouts = {"variables": nn.get_partition_spec(boxed)}
+    planned = md.parallelize(lambda variables, x: linear.apply(variables, x), "data=4,model=2", layouts)
+    plan = planned.plan(nn.unbox(boxed), jnp.ones((8, 8)))
+    assert str(plan.layout("variables/params/kernel")) == "data=B model=S(1)"
+    assert all(array.pinned for array in plan.inputs[:2])
+    with nnx.use_eager_sharding(False):
+        start = nnx.with_partitioning(nnx.initializers.ones_init(), (None, "model"))
+        model = nnx.Linear(8, 16, kernel_init=start, rngs=nnx.Rngs(0))
+    specs = nnx.get_partition_spec(nnx.state(model))
+    plan = md.parallelize(lambda model, x: model(x), "data=4,model=2", {"model": specs}).plan(model, jnp.ones((8, 8)))
+    assert str(plan.layout("model/kernel")) == "data=B model=S(1)" and plan.input("model/kernel").pinned
