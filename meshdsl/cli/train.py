@@ -65,6 +65,11 @@ def train(
         bool, typer.Option("--accept-changes", help="resume although the program, batch or data changed")
     ] = False,
     processes: Annotated[int, typer.Option(min=1, help="processes to start on this machine")] = 1,
+    restarts: Annotated[int, typer.Option(min=0, help="most restarts per hour when a process dies or hangs")] = 0,
+    hang_timeout: Annotated[
+        float | None, typer.Option(min=1, help="seconds without a step after which processes are restarted")
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0, help="seconds to save and end on SIGTERM")] = 120.0,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program's training step, and train with that plan, in one process or several.
@@ -78,6 +83,7 @@ def train(
 
     try:
         from meshdsl.training import multihost as group
+        from meshdsl.training.launchers import process_count
         from meshdsl.training.loop import Run
         from meshdsl.training.run import Session, check_folder, skipping
     except ModuleNotFoundError as error:
@@ -85,10 +91,11 @@ def train(
 
     over = load_mesh(mesh, topology)
     folder = folder or Path("runs") / short_name(program)
-    if group.process_count() == 1:
+    if process_count() == 1 and not group.is_supervised():
         check_folder(folder, resume)
-        if processes > 1:
-            raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder))
+        if processes > 1 or restarts:
+            supervision = group.Supervision(restarts, hang_timeout, grace)
+            raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder, supervision))
     group.join(over)
     with output_to_stderr() if as_json else nullcontext():
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)

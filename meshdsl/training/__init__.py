@@ -13,6 +13,7 @@ so a planned step and a plain ``jax.jit`` step train in the same way. Modules in
     metrics      metrics.jsonl, and the curves drawn from it
     loop         steps, evaluations, checkpoints, progress bar, a clean stop
     run          training an ``md.Program``; one run of ``meshdsl train``
+    launchers    variables of SLURM, MPI, torchrun, Kubernetes, TPUs: how many processes there are, and where they meet
     multihost    several processes that train together
     evaluate     gathering arrays for evaluation, sampling text
     demo         ``make demo``

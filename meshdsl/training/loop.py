@@ -15,6 +15,7 @@ import logging
 import math
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -134,7 +135,8 @@ class StopSignal:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignal":
-        if jax.process_count() == 1:
+        main = threading.current_thread() is threading.main_thread()  # others, as in Ray, may not handle signals
+        if jax.process_count() == 1 and main:
             self._previous = {kind: signal.signal(kind, self._receive) for kind in (signal.SIGTERM, signal.SIGINT)}
         return self
 

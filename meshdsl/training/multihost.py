@@ -1,11 +1,11 @@
 """Several processes that train together, each with its own devices.
 
-Under SLURM, OpenMPI or Kubernetes, or another launcher that sets the three variables below, a process joins the others
-through ``jax.distributed``. Where jax cannot find the address of the coordinator (OpenMPI 5, or Kubernetes without its
-Python package), the first variable gives it; number and rank are the launcher's. ``start`` launches processes on this
+``join`` finds the others under the launchers of ``meshdsl.training.launchers``. ``start`` launches processes on this
 machine and supervises them: the end of one ends all.
 """
 
+import faulthandler
+import math
 import os
 import signal
 import socket
@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -21,23 +22,14 @@ import jax
 
 from meshdsl.errors import DeviceError
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.training.launchers import ADDRESS, COUNT, INDEX, launcher, process_count, rendezvous
 
 PARENT = "MESHDSL_PARENT"  # process that started this one, and with which it ends
-ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+STACKS = signal.SIGUSR1  # on which a process writes the stacks of its threads
+PROGRESS = "metrics.jsonl"  # of a run's folder, which grows with the steps
+HOUR = 3600.0
+FINAL = (2, 3, 5)  # exit statuses of a process that would end so again: bad input, no plan, not finite
 STOPPED = 128 + signal.SIGTERM  # exit status of a process that received SIGTERM, saved and ended
-_SIZES = {  # variable with the number of processes -> variable that is set only in a process of that launcher
-    COUNT: ADDRESS,
-    "SLURM_NTASKS": "SLURM_STEP_NODELIST",
-    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
-}
-_POD = "JOB_COMPLETION_INDEX"  # set in an indexed job of Kubernetes; jax gets its size from the cluster
-_RANKS = (INDEX, "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", _POD)
-
-
-def process_count(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of processes that a launcher announces; 1 without a launcher, 0 where jax has to find out."""
-    sizes = [int(environment[size]) for size, mark in _SIZES.items() if size in environment and mark in environment]
-    return sizes[0] if sizes else 0 if _POD in environment else 1
 
 
 def join(mesh: Mesh) -> None:
@@ -49,7 +41,8 @@ def join(mesh: Mesh) -> None:
     Raises:
       DeviceError: the processes do not divide the mesh, do not find each other, or are not as many as announced.
     """
-    if PARENT in os.environ:
+    if is_supervised():
+        faulthandler.register(STACKS, all_threads=True)
         threading.Thread(target=_end_with, args=(int(os.environ[PARENT]),), name="parent", daemon=True).start()
     count = process_count()
     if count and mesh.size % count:
@@ -62,10 +55,9 @@ def join(mesh: Mesh) -> None:
             raise DeviceError(f"{count} processes were started, {jax.process_count()} found each other")
 
 
-def rendezvous(count: int, environment: Mapping[str, str] = os.environ) -> tuple[str, int, int] | tuple[()]:
-    """Address of the coordinator, number of processes and rank of this one; empty where jax has to find out."""
-    ranks = [int(environment[name]) for name in _RANKS if name in environment]
-    return (environment[ADDRESS], count, ranks[0]) if ADDRESS in environment and count and ranks else ()
+def is_supervised() -> bool:
+    """Whether ``start`` made this process."""
+    return PARENT in os.environ
 
 
 def _end_with(parent: int) -> None:
@@ -77,44 +69,135 @@ def _end_with(parent: int) -> None:
 
 def _initialize(count: int) -> None:
     try:
-        jax.distributed.initialize(*rendezvous(count))
+        jax.distributed.initialize(*rendezvous())
     except (ValueError, RuntimeError) as error:
-        announcement = f"{count} processes were announced" if count else "a job of Kubernetes was announced"
+        found = launcher()
+        name = found.name if found else "nobody"
+        announcement = f"{count} processes were announced by {name}" if count else f"{name} was announced"
         remedy = f"set {ADDRESS}=host:port of process 0 for all" + (
             "" if count else f", and {COUNT}, or install 'jax[k8s]'"
         )
         raise DeviceError(f"{announcement}, but they did not find each other: {error}; {remedy}") from error
 
 
-def start(command: Sequence[str], count: int, folder: Path) -> int:
-    """Runs ``count`` processes of a Python command on this machine; returns 0, or 1 if one failed.
+@dataclass(frozen=True)
+class Supervision:
+    """How processes are supervised.
+
+    Args:
+      restarts: most restarts within an hour, of all processes together.
+      hang: seconds without a step, after the first one, after which they hang; None never.
+      grace: seconds in which they save and end on SIGTERM, before they are killed.
+    """
+
+    restarts: int = 0
+    hang: float | None = None
+    grace: float = 120.0
+
+
+def start(command: Sequence[str], count: int, folder: Path, supervision: Supervision | None = None) -> int:
+    """Runs ``count`` processes of a Python command on this machine; returns 0, its status if one ended
+    with one that will not change, or 1 if one failed.
 
     The output of the first one is shown, that of the others is in ``folder/process-1.log`` and so on. SIGTERM and
     Ctrl-C are forwarded to all; the result is then 128 and the signal, as of one process.
+
+    Args:
+      command: arguments of Python.
+      count: number of processes.
+      folder: of the run.
+      supervision: when they are started again, with ``--resume``; by default never.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    address = f"127.0.0.1:{_free_port()}"
-    group = [_start(command, address, count, i, folder) for i in range(count)]
-
-    received: list[int] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        _end(group, signal.SIGTERM)
-
-    previous = {kind: signal.signal(kind, forward) for kind in (signal.SIGTERM, signal.SIGINT)}
+    supervision = supervision or Supervision()
+    group = _Group(command, count, folder, supervision)
+    previous = {kind: signal.signal(kind, group.forward) for kind in (signal.SIGTERM, signal.SIGINT)}
+    failures: list[float] = []
     try:
-        status = _wait(group, folder)
-        return 128 + received[0] if received and status == STOPPED else status
+        while True:
+            group.launch(again=bool(failures))
+            status, fault = group.wait()
+            failures = [at for at in failures if time.monotonic() - at < HOUR] + [time.monotonic()]
+            if not fault or group.received or status in FINAL or len(failures) > supervision.restarts:
+                break
+            print(f"{fault}\nrestart {len(failures)} of at most {supervision.restarts} per hour", file=sys.stderr)
+        if fault and not group.received:
+            print(fault, file=sys.stderr)
+        return 128 + group.received if group.received and status in (STOPPED, -signal.SIGKILL) else status
     finally:
-        _end(group, signal.SIGKILL)
+        group.end(signal.SIGKILL)
         for kind, handler in previous.items():
             signal.signal(kind, handler)
 
 
-def _start(command: Sequence[str], address: str, count: int, index: int, folder: Path) -> subprocess.Popen[bytes]:
+class _Group:
+    """The processes of one command."""
+
+    def __init__(self, command: Sequence[str], count: int, folder: Path, supervision: Supervision) -> None:
+        self.command, self.count, self.folder, self.supervision = command, count, folder, supervision
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.received = 0  # signal
+        self._deadline = math.inf
+
+    def launch(self, again: bool) -> None:
+        address = f"127.0.0.1:{_free_port()}"
+        command = [*self.command, "--resume"] if again and "--resume" not in self.command else self.command
+        self._launched = time.time()
+        mode = "a" if again else "w"
+        self.processes = [_start(command, address, self.count, i, self.folder, mode) for i in range(self.count)]
+
+    def forward(self, number: int, frame: FrameType | None) -> None:
+        self.received, self._deadline = number, time.monotonic() + self.supervision.grace
+        self.end(signal.SIGTERM)
+
+    def end(self, kind: signal.Signals) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(kind)
+
+    def wait(self) -> tuple[int, str]:
+        """Waits for all, and returns a status and what failed; then all are ended, for they would wait forever."""
+        while any(process.poll() is None for process in self.processes):
+            failed = [i for i, process in enumerate(self.processes) if process.poll() not in (None, 0, STOPPED)]
+            if failed:
+                self._kill()
+                status = self.processes[failed[0]].returncode
+                return status if status in FINAL else 1, self._failure(failed[0])
+            if self._hangs():
+                self.end(STACKS)
+                time.sleep(2)  # to write them
+                self._kill()
+                return 1, f"no step was done for {self.supervision.hang:g} s; the processes wrote their stacks"
+            if time.monotonic() > self._deadline:
+                self._kill()
+                return -signal.SIGKILL, f"not ended {self.supervision.grace:g} s after SIGTERM: killed"
+            time.sleep(0.05)
+        return max(process.returncode for process in self.processes), ""
+
+    def _hangs(self) -> bool:
+        """Whether a step was done since the start, and none for as long as is allowed."""
+        file = self.folder / PROGRESS
+        if self.supervision.hang is None or not file.exists():
+            return False
+        last = file.stat().st_mtime
+        return last > self._launched and time.time() - last > self.supervision.hang
+
+    def _kill(self) -> None:
+        self.end(signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+
+    def _failure(self, index: int) -> str:
+        status = self.processes[index].returncode
+        text = f"process {index} of {self.count} ended with status {status}, the others were ended"
+        return text if index == 0 else f"{text}\nits output: {self.folder / f'process-{index}.log'}"
+
+
+def _start(
+    command: Sequence[str], address: str, count: int, index: int, folder: Path, mode: str
+) -> subprocess.Popen[bytes]:
     own = {ADDRESS: address, COUNT: str(count), INDEX: str(index), PARENT: str(os.getpid())}
-    log = None if index == 0 else (folder / f"process-{index}.log").open("w")
+    log = None if index == 0 else (folder / f"process-{index}.log").open(mode)
     return subprocess.Popen(
         [sys.executable, *command],
         env={**os.environ, **own},
@@ -122,29 +205,6 @@ def _start(command: Sequence[str], address: str, count: int, index: int, folder:
         stderr=None if log is None else subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches this process alone, which forwards it
     )
-
-
-def _wait(group: Sequence[subprocess.Popen[bytes]], folder: Path) -> int:
-    """Waits for all; if one fails, the others, which would wait for it forever, are ended."""
-    while any(process.poll() is None for process in group):
-        failed = [i for i, process in enumerate(group) if process.poll() not in (None, 0, STOPPED)]
-        if failed:
-            print(_failure_text(failed[0], group, folder), file=sys.stderr)
-            _end(group, signal.SIGKILL)
-            return 1
-        time.sleep(0.05)
-    return max(process.returncode for process in group)
-
-
-def _failure_text(index: int, group: Sequence[subprocess.Popen[bytes]], folder: Path) -> str:
-    text = f"process {index} of {len(group)} ended with status {group[index].returncode}, the others were ended"
-    return text if index == 0 else f"{text}\nits output: {folder / f'process-{index}.log'}"
-
-
-def _end(group: Sequence[subprocess.Popen[bytes]], kind: signal.Signals) -> None:
-    for process in group:
-        if process.poll() is None:
-            process.send_signal(kind)
 
 
 def _free_port() -> int:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshdsl.cli import app, main
-from meshdsl.training.multihost import process_count
+from meshdsl.training.launchers import process_count
 from meshdsl.training.run import Session
 from tests.cli.test_json import documented
 
@@ -28,9 +28,9 @@ def run(*options):
     return result.exit_code, result.stdout
 
 
-def started(*options, folder):
+def started(*options, folder, **variables):
     """The command in processes of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TINY_FOLDER": str(folder), "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TINY_FOLDER": str(folder), "COLUMNS": "200", **variables}
     environment.pop("JAX_NUM_CPU_DEVICES", None)
     command = [sys.executable, "-m", "meshdsl", "train", TINY, "--folder", str(folder), *map(str, options)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

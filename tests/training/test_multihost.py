@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshdsl.training.multihost import rendezvous
+import pytest
+
+from meshdsl.training.launchers import process_count, rendezvous
 
 ROOT = Path(__file__).parents[2]
 JOIN = """
@@ -20,7 +22,7 @@ except md.MeshDSLError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 print(jax.process_index(), jax.process_count(), jax.device_count(), len(jax.local_devices()))
 """
-LAUNCHERS = ("JAX_", "SLURM_", "OMPI_", "JOB_COMPLETION", "KUBERNETES_")
+LAUNCHERS = ("JAX_", "SLURM_", "OMPI_", "PMI_", "LWS_", "TPU_", "WORLD_", "RANK", "JOB_COMPLETION", "KUBERNETES_")
 
 
 def process(**environment):
@@ -31,31 +33,55 @@ def process(**environment):
     )
 
 
-def test_number_and_rank_are_the_launchers():
-    at = {"JAX_COORDINATOR_ADDRESS": "a:1"}
-    assert rendezvous(2, {**at, "JAX_PROCESS_ID": "1", "SLURM_PROCID": "0"}) == ("a:1", 2, 1)
-    assert rendezvous(4, {**at, "SLURM_PROCID": "3"}) == ("a:1", 4, 3)
-    assert rendezvous(2, {**at, "OMPI_COMM_WORLD_RANK": "1"}) == ("a:1", 2, 1)
-    assert rendezvous(2, {**at, "JOB_COMPLETION_INDEX": "0"}) == ("a:1", 2, 0)
-    assert rendezvous(2, {"OMPI_COMM_WORLD_RANK": "1"}) == ()  # jax finds out
-    assert rendezvous(0, {**at, "JOB_COMPLETION_INDEX": "0"}) == ()
+AT = {"JAX_COORDINATOR_ADDRESS": "a:1"}
+OMPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+PMI = {"PMI_SIZE": "2", "PMI_RANK": "1"}
+TORCH = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+LWS = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "set-0.set.default"}
+SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_STEP_NODELIST": "n[1-2]"}
 
 
-def test_two_processes_of_a_launcher_that_jax_does_not_know():
+@pytest.mark.parametrize(("environment", "count", "found"), [
+    ({}, 1, ()),
+    ({**AT, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1", "SLURM_PROCID": "0"}, 2, ("a:1", 2, 1)),
+    (SLURM, 4, ()),  # jax finds out
+    ({**AT, **SLURM}, 4, ("a:1", 4, 3)),
+    (OMPI, 2, ()),
+    ({**AT, **OMPI}, 2, ("a:1", 2, 1)),
+    (PMI, 2, ()),
+    ({**PMI, "MPI_LOCALNRANKS": "2"}, 2, ("127.0.0.1:8476", 2, 1)),
+    ({**AT, **PMI}, 2, ("a:1", 2, 1)),
+    ({**SLURM, **PMI}, 4, ()),  # srun sets both
+    (TORCH, 4, ("n1:29501", 4, 3)),
+    (LWS, 2, ("set-0.set.default:8476", 2, 1)),
+    ({"TPU_WORKER_HOSTNAMES": "h0,h1,h2,h3", "TPU_WORKER_ID": "2"}, 4, ()),
+    ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, 1, ()),
+    ({"JOB_COMPLETION_INDEX": "0"}, 0, ()),
+    ({**AT, "JOB_COMPLETION_INDEX": "0"}, 0, ()),
+    ({**AT, "JOB_COMPLETION_INDEX": "1", "JAX_NUM_PROCESSES": "2"}, 2, ("a:1", 2, 1)),
+    ({"WORLD_SIZE": "4"}, 1, ()),  # no process of torchrun
+])  # fmt: skip
+def test_number_rank_and_address_are_the_launchers(environment, count, found):
+    assert process_count(environment) == count and rendezvous(environment) == found
+
+
+@pytest.mark.parametrize("kind", ["OpenMPI 5", "torchrun"])
+def test_two_processes_of_a_launcher_that_jax_does_not_know(kind):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    launched = [
-        process(JAX_COORDINATOR_ADDRESS=address, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK=str(rank))
-        for rank in range(2)
-    ]
+        port = probe.getsockname()[1]
+    variables = {
+        "OpenMPI 5": lambda i: {**OMPI, "OMPI_COMM_WORLD_RANK": i, "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"},
+        "torchrun": lambda i: {"WORLD_SIZE": "2", "RANK": i, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)},
+    }
+    launched = [process(**variables[kind](str(rank))) for rank in range(2)]
     said = [each.communicate(timeout=120) for each in launched]
     assert [out.split() for out, _ in said] == [["0", "2", "4", "2"], ["1", "2", "4", "2"]], said
 
 
 def test_they_do_not_find_each_other():
     _, said = process(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0").communicate(timeout=120)
-    assert said.startswith("DeviceError: 2 processes were announced, but they did not find each other: ")
+    assert said.startswith("DeviceError: 2 processes were announced by OpenMPI, but they did not find each other: ")
     assert said.rstrip().endswith("set JAX_COORDINATOR_ADDRESS=host:port of process 0 for all")
     _, said = process(JOB_COMPLETION_INDEX="0").communicate(timeout=120)
     assert "a job of Kubernetes was announced" in said and "'jax[k8s]'" in said
