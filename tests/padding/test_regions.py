@@ -70,6 +70,10 @@ def neighbours(x, y):
     return jnp.sum(z, 0) + jnp.max(x[0:30:3] * y[1:30:3] - x[2:30:3], 0)
 
 
+def looked_up(x, y):
+    return jnp.sum(jnp.tanh(x[np.r_[0:8, 16:24]]) * y[np.r_[0:8, 16:24]], 0)
+
+
 def carried(x, y):
     """A far slice that loops and conditionals have as their state."""
     last, sums = lax.scan(lambda c, _: (jnp.sin(c), c.sum(0)), x[16:], None, 3)
@@ -97,7 +101,7 @@ STEPS = {
     f.__name__: f
     for f in (
         *(halves, tail, counted, padded, dilated, joined, normalised, around),
-        *(every_third, every_third_of_both, neighbours, carried, products, summed_up, extremes),
+        *(every_third, every_third_of_both, neighbours, looked_up, carried, products, summed_up, extremes),
     )
 }
 X = np.random.default_rng(0).normal(size=(2, 32, 8)).astype(np.float32)

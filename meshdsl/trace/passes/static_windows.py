@@ -2,6 +2,7 @@
 
     gather at a constant position                   slice                     the gradient of ``x.at[1:-1].set(y)``
     gather of frames of k, hop apart                stack of k slices         x[hop * arange(m)[:, None] + arange(k)]
+    gather of a few runs of positions               slices, concatenated      x[np.r_[0:8, 16:24]]
     scatter to every second position                select(i % 2 == 0, pad(y, 1 between), x)
     slice x[3::2]                                   x[1::2][1:]
     pad by (3, 4), 1 between                        pad by (1, 2), then by (1, 0), 1 between
@@ -35,7 +36,8 @@ from meshdsl.trace.read_jaxpr import written
 Array = NDArray[Any]
 LONGEST = 1 << 20  # elements of an index that is evaluated
 REMEMBERED = 1 << 8  # elements of an evaluated array that is stored for further reads
-FEW = 16  # numbers that are written into a loop's body
+FEW = 16  # numbers that are written into a loop's body, or slices that a lookup becomes
+LONG_RUN = 4  # positions in a run, on average, for a lookup to become slices
 SHORTER = 4  # a dim is put on a longer grid if it lacks no more than one of so many places
 
 # ---- Constants -------------------------------------------------------------------------------------------------------
@@ -237,6 +239,16 @@ def _frames(positions: Array, dims: Lookup) -> Frames | None:
     return Frames(tuple(map(int, rows[0])), int(hops[0]), len(rows), turned)
 
 
+def _runs(positions: Array, dims: Lookup) -> list[range] | None:
+    """Returns the runs that positions of one dim consist of; None if these are not few and long."""
+    if len(dims.columns) != 1 or len(dims.queries) != 1 or dims.sizes[dims.columns[0]] != 1:
+        return None
+    numbers = positions.reshape(-1).astype(np.int64)
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    few = len(parts) <= FEW and LONG_RUN * len(parts) <= numbers.size
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts] if few else None
+
+
 # ---- The pass --------------------------------------------------------------------------------------------------------
 
 
@@ -327,17 +339,40 @@ def _gathered(op: Op, constants: Constants) -> Form | None:
     for d, start in zip(dims.columns, rows[0], strict=True):
         starts[d] = int(start)
     if frames := _frames(at, dims):
-        sizes = enumerate(zip(op.inputs[0].shape, dims.sizes, strict=True))
-        whole = all(n == m for e, (n, m) in sizes if e != dims.columns[0])
-        return (partial(_read_frames, dims=dims, frames=frames), op.inputs[:1]) if whole else None
+        return (partial(_read_frames, dims=dims, frames=frames), op.inputs[:1]) if _is_whole(op, dims) else None
     if len(rows) > 1:
         stride, d = _progression(rows, dims.queries), dims.columns[0]
+        if stride is None and _is_whole(op, dims) and (runs := _runs(at, dims)):
+            return partial(_read_runs, dims=dims, runs=runs), op.inputs[:1]
         if stride is None or dims.sizes[d] != 1 or d not in numbers.collapsed_slice_dims:
             return None
         first, last = starts[d], int(rows[-1, 0]) + 1
         return lambda x: jnp.moveaxis(lax.slice_in_dim(x, first, last, stride, d), d, dims.queries[0]), op.inputs[:1]
     ends = [start + n for start, n in zip(starts, op.params["slice_sizes"], strict=True)]
     return lambda x: lax.slice(x, starts, ends).reshape(op.outputs[0].shape), op.inputs[:1]
+
+
+def _is_whole(op: Op, dims: Lookup) -> bool:
+    """Whether a lookup along one dim reads or writes all elements along the others."""
+    sizes = enumerate(zip(op.inputs[0].shape, dims.sizes, strict=True))
+    return all(n == m for d, (n, m) in sizes if d != dims.columns[0])
+
+
+def _read_runs(x: jax.Array, dims: Lookup, runs: Sequence[range]) -> jax.Array:
+    d = dims.columns[0]
+    parts = [lax.slice_in_dim(x, run.start, run.stop, axis=d) for run in runs]
+    return jnp.moveaxis(lax.concatenate(parts, d), d, dims.queries[0])
+
+
+def _add_runs(x: jax.Array, y: jax.Array, dims: Lookup, runs: Sequence[range]) -> jax.Array:
+    d = dims.columns[0]
+    rows, zero, at = jnp.moveaxis(y, dims.queries[0], d), jnp.zeros((), y.dtype), 0
+    for run in runs:
+        part = lax.slice_in_dim(rows, at, at + len(run), axis=d)
+        amounts = (run.start, x.shape[d] - run.stop, 0)
+        x += lax.pad(part, zero, [amounts if e == d else (0, 0, 0) for e in range(x.ndim)])
+        at += len(run)
+    return x
 
 
 def _read_frames(x: jax.Array, dims: Lookup, frames: Frames) -> jax.Array:
@@ -371,10 +406,10 @@ def _read(op: Op, constants: Constants) -> Form | None:
 
 def _scattered(op: Op, constants: Constants) -> Form | None:
     """An update of every ``stride``-th position, as a selection; frames that are added up, as a sum of shifts."""
-    if op.name == "scatter-add" and (form := _scattered_frames(op, constants)):
-        return form
     window = written_window(op, constants)
-    if window is None or max(window.strides) == 1:
+    if window is None:
+        return _added(op, constants) if op.name == "scatter-add" else None
+    if max(window.strides) == 1:
         return None
     d = next(d for d, stride in enumerate(window.strides) if stride > 1)
     whole = all(n == m for e, (n, m) in enumerate(zip(op.inputs[0].shape, window.sizes, strict=True)) if e != d)
@@ -382,15 +417,18 @@ def _scattered(op: Op, constants: Constants) -> Form | None:
     return (update, (op.inputs[0], op.inputs[2])) if whole else None
 
 
-def _scattered_frames(op: Op, constants: Constants) -> Form | None:
-    """The sum of frames, as autodiff writes it for a gather of them."""
+def _added(op: Op, constants: Constants) -> Form | None:
+    """Frames or runs that are added up, as autodiff writes it for a gather of them: a sum of shifts."""
     numbers, dims, at = op.params["dimension_numbers"], scatter_dims(op), constants.of(op.inputs[1])
-    if at is None or not at.size or numbers.operand_batching_dims or np.any(at < 0) or np.any(at > dims.limits[0]):
+    if at is None or not at.size or numbers.operand_batching_dims or not _is_whole(op, dims):
         return None
-    frames, sizes = _frames(at, dims), enumerate(zip(op.inputs[0].shape, dims.sizes, strict=True))
-    if frames is None or any(n != m for e, (n, m) in sizes if e != dims.columns[0]):
+    if np.any(at < 0) or np.any(at > dims.limits[0]):
         return None
-    return partial(_add_frames, dims=dims, frames=frames), (op.inputs[0], op.inputs[2])
+    operands = op.inputs[0], op.inputs[2]
+    if frames := _frames(at, dims):
+        return partial(_add_frames, dims=dims, frames=frames), operands
+    runs = _runs(at, dims)
+    return None if runs is None else (partial(_add_runs, dims=dims, runs=runs), operands)
 
 
 def _strided_update(x: jax.Array, y: jax.Array, window: Window, d: int, combine: Combine) -> jax.Array:

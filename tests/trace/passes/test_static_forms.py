@@ -99,6 +99,14 @@ def frames(x):
     return x[each], x[turned] * 2, x[mixed], columns, x[repeated], outside, x.at[mixed].add(x[each][:-1] ** 2)
 
 
+def runs(x):
+    """Positions in a few runs, which may overlap, or in none."""
+    n = len(x)
+    which, columns = np.r_[2 : n - 1, 0:5], jnp.concatenate([jnp.arange(4), jnp.arange(2, 6)])
+    outside = x.at[jnp.arange(3, n + 3)].get(mode="fill", fill_value=2.0)
+    return x[which] * 2, x[:, columns], x[np.array([3, 1, 0, 5])], x.at[which].add(x[which] ** 2), outside
+
+
 def between(x):
     return lax.pad(x[1:], 2.0, ((3, 2, 1), (0, 0, 0))), lax.pad(x, 0.0, ((-1, 4, 2), (1, -1, 0)))
 
@@ -159,7 +167,20 @@ def shifted_sums(x):
     return jax.grad(loss)(x)
 
 
-WITH_GRADIENTS = (infinite, running, both_dims, joined, reversed_, counted, looked_up, ghosts, strides, between, frames)
+WITH_GRADIENTS = (
+    infinite,
+    running,
+    both_dims,
+    joined,
+    reversed_,
+    counted,
+    looked_up,
+    ghosts,
+    strides,
+    between,
+    frames,
+    runs,
+)
 FORWARD = (positions, sorted_inside, kinds_of_updates, outside, shifted_sums)
 
 
