@@ -207,8 +207,7 @@ class NonFiniteError(MeshDSLError):
       >>> try:
       ...     train(step, state, feed, Run(steps=300, folder=folder))
       ... except md.NonFiniteError as error:
-      ...     print(error)
-      the loss of step 211 is nan
+      ...     print(error)  # the loss of step 211 is nan
     """
 
 
