@@ -42,6 +42,12 @@ def test_gradients_send_as_little(name):
     assert sent_rows(summed(PROGRAMS[name].function)) <= PROGRAMS[name].gradient
 
 
+@pytest.mark.parametrize("rows", [(0, -1), (1, 700, 1399), (5,)])
+def test_few_rows_send_rows(rows):
+    assert sent_rows(lambda u: jnp.sum(jnp.tanh(u[jnp.array(rows)]))) <= 2 * len(rows)
+    assert sent_rows(jax.grad(lambda u: jnp.sum(jnp.tanh(u[np.array(rows)])))) <= 2 * len(rows)
+
+
 def sent_over(axis, plan):
     return sum(c.bytes * c.trips for c in plan.collectives if axis in c.axes)
 

@@ -37,6 +37,7 @@ Array = NDArray[Any]
 LONGEST = 1 << 20  # elements of an index that is evaluated
 REMEMBERED = 1 << 8  # elements of an evaluated array that is stored for further reads
 FEW = 16  # numbers that are written into a loop's body, or slices that a lookup becomes
+SPARSE = 8  # a few positions, fewer than one of so many, are cheaper to look up than to slice with a stride
 LONG_RUN = 4  # positions in a run, on average, for a lookup to become slices
 SHORTER = 4  # a dim is put on a longer grid if it lacks no more than one of so many places
 
@@ -345,6 +346,9 @@ def _gathered(op: Op, constants: Constants) -> Form | None:
         if stride is None and _is_whole(op, dims) and (runs := _runs(at, dims)):
             return partial(_read_runs, dims=dims, runs=runs), op.inputs[:1]
         if stride is None or dims.sizes[d] != 1 or d not in numbers.collapsed_slice_dims:
+            return None
+        n, few = op.inputs[0].shape[d], len(rows) <= FEW
+        if few and SPARSE * len(rows) < n and stride * len(rows) != n:
             return None
         first, last = starts[d], int(rows[-1, 0]) + 1
         return lambda x: jnp.moveaxis(lax.slice_in_dim(x, first, last, stride, d), d, dims.queries[0]), op.inputs[:1]
