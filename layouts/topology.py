@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, faults, is_a, nearest
+from meshdsl.util.files import read_regular
 from meshdsl.util.html import tables_html
 from meshdsl.util.text import bytes_text, seconds_text
 
@@ -299,6 +300,8 @@ def _misnamed(kind: type[Link | Topology], table: object) -> list[str]:
 # ---- Files -----------------------------------------------------------------------------------------------------------
 # The TOML of the presets, so that a measured topology can be saved, read and edited.
 
+MOST_BYTES = 1_000_000  # of a file
+
 
 def save_topology(topology: Topology, file: str | Path) -> None:
     """Write ``topology`` to ``file``, for ``load_topology`` and for people."""
@@ -308,10 +311,10 @@ def save_topology(topology: Topology, file: str | Path) -> None:
 def load_topology(file: str | Path) -> Topology:
     """Returns the topology in ``file``; raises MeshDSLError if it cannot be read."""
     try:
-        return read_topology(tomllib.loads(Path(file).read_text()))
+        return read_topology(tomllib.loads(read_regular(file, MOST_BYTES).decode()))
     except OSError as error:
         raise MeshDSLError(f"cannot read the topology {str(file)!r}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise MeshDSLError(f"{str(file)!r} is not a topology: {error}") from error
     except ArgumentError as error:
         raise MeshDSLError(f"{str(file)!r} is not a topology:\n{error}") from error

@@ -43,10 +43,12 @@ from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Topology
 from meshdsl.plan.types import Array, Collective, Line, PlanData, Span, Timing, Utilization
 from meshdsl.schedules.pipelined import Pipelined
+from meshdsl.util.files import read_regular
 from meshdsl.util.lazy import Lazy
 
 VERSION = 1
 FORMAT = "meshdsl plan"
+MOST_BYTES = 1_000_000_000  # of a file
 _SEAL_DIGITS = 16  # hexadecimal digits of the SHA-256 of a field that the file keeps
 _REMEDY = "restore the file as it was saved, or plan again and save the new plan"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MeshDSLError)
@@ -249,7 +251,7 @@ def read_plan(path: str | PathLike[str]) -> PlanData:
     """
     file = _path(path)
     try:
-        data = file.read_bytes()
+        data = read_regular(file, MOST_BYTES)
     except OSError as error:
         raise PlanFileError(f"cannot read the plan file {str(file)!r}: {error.strerror}") from error
     _check_head(str(file), data)

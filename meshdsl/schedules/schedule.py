@@ -22,9 +22,11 @@ from itertools import chain, product, zip_longest
 from pathlib import Path
 
 from meshdsl.errors import ScheduleError, faults, nearest, shortened
+from meshdsl.util.files import read_regular
 
 # ---- Tasks and schedules ---------------------------------------------------------------------------------------------
 
+MOST_BYTES = 10_000_000  # of a file
 _TASK = re.compile(r"(\d+)(F|B|I|W)(\d+)")
 _IGNORED_CELL = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*")
 _OVERLAPPED_PAIR = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
@@ -96,7 +98,7 @@ class Schedule:
     def load(cls, path: str | Path) -> "Schedule":
         """Returns the schedule in a file; raises ScheduleError if it cannot be read, or cannot run."""
         try:
-            return cls.parse(Path(path).read_text())
+            return cls.parse(read_regular(path, MOST_BYTES).decode())
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ScheduleError(f"cannot read the schedule {str(path)!r}: {reason}") from error
