@@ -65,7 +65,8 @@ def test_what_a_loop_stacks_is_named_by_what_makes_it():
 
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 4, 64, 64), (8192, 64))]
     plan = md.parallelize(step, "data=4", {"x": "data=S(0)"}).plan(*args)
-    assert any(name.startswith("scan's tanh (test_text.py:") for name, _ in plan.held)
+    made = {name.split(" (")[0] for name, _ in plan.held if "(test_text.py:" in name}
+    assert made & {"scan's tanh", "scan's one_minus_square"}  # what tanh keeps in jax 0.10, and in 0.12
 
 
 def test_reasons_call_dims_by_their_names():
