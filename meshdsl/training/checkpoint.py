@@ -117,6 +117,11 @@ class Checkpoints:
             return {}
         return found if isinstance(found, dict) else {}
 
+    def newest_facts(self) -> dict[str, Any]:
+        """Return the facts of the newest checkpoint whose facts can be read; nothing if there is none."""
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        return next(filter(None, map(self.facts, steps)), {})
+
     def restore_newest(self, state: State) -> tuple[int, State] | None:
         """Return the steps done and the state of the newest checkpoint that is intact; None if there is none.
 
@@ -156,17 +161,19 @@ class Checkpoints:
             handler = ocp.StandardCheckpointHandler()
             self._check(step, shapes, handler.metadata(place))
             found = handler.restore(place, args=ocp.args.StandardRestore(shapes))
-        except ArgumentError:
+        except (ArgumentError, MemoryError, jax.errors.JaxRuntimeError):  # the devices' fault, not the checkpoint's
             raise
         except Exception as error:  # of whatever library reads the files
             fault = first_line(error) or type(error).__name__
+        saved = self.facts(step).get("digests")
+        if not fault and not saved:
+            fault = "its digests cannot be read"
         if multihost_utils.process_allgather(np.array(bool(fault))).any():
             return fault or "another process cannot read it", None
-        assert found is not None
-        now, saved = Digests(found).result()[0], self.facts(step).get("digests", {})
-        wrong = [name for name, digest in now.items() if digest != saved.get(name)]
+        assert found is not None and saved is not None
+        wrong = [name for name, digest in Digests(found).result()[0].items() if digest != saved.get(name)]
         if wrong:
-            return f"{', '.join(shortened(wrong, 3))}: not as saved" if saved else "its digests cannot be read", None
+            return f"{', '.join(shortened(wrong, 3))}: not as saved", None
         return "", cast(State, tree.unflatten([found[name] for name in shapes]))
 
     def _set_aside(self, step: int, fault: str) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -66,10 +66,21 @@ class FolderLock:
 
     def _touch(self) -> None:
         while not self._ended.wait(HEARTBEAT):
-            if not self._is_held():
+            if self._is_lost():
                 print(f"{self.file.parent} was taken by another run; this one ends", file=sys.stderr, flush=True)
                 os._exit(LOST)
-            self.file.touch()
+            with suppress(OSError):
+                os.utime(self.file)
+
+    def _is_lost(self) -> bool:
+        """Whether another run took the folder; not where the file cannot be read for a moment, or was given back."""
+        try:
+            lost = json.loads(self.file.read_text()).get("token") != self.token
+        except FileNotFoundError:  # another one took the folder, and has ended
+            lost = True
+        except (OSError, ValueError):
+            lost = False
+        return lost and not self._ended.is_set()
 
 
 def check_free(folder: Path) -> None:

@@ -239,7 +239,7 @@ def train(
     Raises:
       NonFiniteError: a loss or a state holds NaNs or infinities; the newest checkpoint is of a step before it.
       CheckpointError: a state cannot be saved.
-      Exception: whatever the batches raise, after the state has been saved.
+      Exception: whatever the batches raise; in a run of one process, after the state has been saved.
     """
     with ExitStack() as stack:
         bar = stack.enter_context(TrainingBar(run.steps, done, run.unit, shown=_is_first()))
@@ -279,7 +279,8 @@ class _Loop:
                     self.bar.note(f"the batches ended after step {self.done} of {self.run.steps}")
                     break
                 except Exception:
-                    self._save_rest()
+                    if jax.process_count() == 1:  # others may be in the next step, and would not save as well
+                        self._save_rest()
                     raise
                 self._step(number, batch)
                 stopped = stop.after(number) if number < self.run.steps else 0

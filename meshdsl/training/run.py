@@ -132,9 +132,12 @@ def identity(program: Program, plan: PlanData) -> dict[str, Any]:
 
 
 def check_same(run: Run, accept_changes: bool = False) -> None:
-    """Raises ArgumentError if the newest checkpoint of a run's folder is of another one, with every difference."""
+    """Raises ArgumentError if the newest checkpoint of a run's folder is of another one, with every difference.
+
+    One whose facts cannot be read is damaged, and the one before it will be restored.
+    """
     with run.checkpoints() as checkpoints:
-        saved = checkpoints.facts(checkpoints.newest) if checkpoints.newest else {}
+        saved = checkpoints.newest_facts()
     changed = {name: saved[name] for name in run.facts if name in saved and saved[name] != run.facts[name]}
     if changed and not accept_changes:
         rows = [f"{name}: {run.facts[name]}, and was {before}" for name, before in changed.items()]

@@ -83,6 +83,17 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_restored(saved, da
         assert checkpoints.restore_newest(SHAPES)[0] == 20
 
 
+def test_devices_without_memory_damage_no_checkpoint(saved, monkeypatch):
+    def restore(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    with Checkpoints(saved) as checkpoints:
+        monkeypatch.setattr(checkpoint.ocp.StandardCheckpointHandler, "restore", restore)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+            checkpoints.restore_newest(SHAPES)
+    assert {"10", "20"} <= {each.name for each in saved.iterdir()}
+
+
 def test_digests_do_not_depend_on_layouts_and_see_every_bit():
     mesh = jax.make_mesh((4, 2), ("a", "b"))
     x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
@@ -160,6 +171,19 @@ def test_batches_that_fail_end_the_run_after_the_state_is_saved(tmp_path):
     with pytest.raises(OSError, match="the disk of the data is gone"):
         train(lambda x, batch: (x + 1, x), (jnp.float32(0),), host_feed(batches()), run)
     assert restore_newest(run, (jnp.float32(0),))[0] == 7
+
+
+def test_one_process_of_several_whose_batches_fail_does_not_wait_for_the_others_to_save(tmp_path, monkeypatch):
+    def batches():
+        yield from range(7)
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        raise OSError("the disk of the data is gone")
+
+    saves = []
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", lambda self, step, state: saves.append(step))
+    with pytest.raises(OSError, match="the disk of the data is gone"):
+        train(lambda x, batch: (x + 1, x), (jnp.float32(0),), host_feed(batches()), Run(20, tmp_path, save_every=50))
+    assert not saves
 
 
 def test_more_checkpoints_are_kept_where_asked(tmp_path):

@@ -35,6 +35,21 @@ def test_a_folder_is_held_by_one_run(tmp_path):
     assert not (tmp_path / "a" / LOCK).exists()
 
 
+def test_a_lock_is_lost_only_to_another_run(tmp_path):
+    with FolderLock(tmp_path) as lock:
+        own = lock.file.read_text()
+        lock.file.unlink()
+        assert lock._is_lost()
+        lock.file.mkdir()  # which no one can read, as a network file system that does not answer
+        assert not lock._is_lost()
+        lock.file.rmdir()
+        lock.file.write_text(json.dumps({"token": "another"}))
+        assert lock._is_lost()
+        lock.file.write_text(own)
+        assert not lock._is_lost()
+    assert not lock.file.exists() and not lock._is_lost()
+
+
 @pytest.mark.parametrize(("holder", "age", "free"), [
     ({"host": "another", "pid": 1}, 0, False),
     ({"host": "another", "pid": 1}, STALE + 1, True),
@@ -86,6 +101,10 @@ def test_resuming_something_else_is_refused_until_accepted(tmp_path):
         assert f"the run in {tmp_path / 'a'} is of something else:\n  {name}: " in str(error.value)
         assert "--accept-changes resumes it nevertheless" in str(error.value)
         assert (tmp_path / "a" / "plan.json").read_bytes() == plan and saved(tmp_path / "a") == 3
+    (tmp_path / "a" / "checkpoints" / "5").mkdir()  # a damaged one hides nothing from the check
+    with pytest.raises(ArgumentError, match="is of something else"):
+        Session(others["data"], mesh).train(Run(6, tmp_path / "a"))
+    (tmp_path / "a" / "checkpoints" / "5").rmdir()
     assert Session(others["data"], mesh).train(Run(6, tmp_path / "a"), accept_changes=True).done == 6
     assert (
         Session(program, md.Mesh.parse("model=4,data=2")).train(Run(8, tmp_path / "a"), accept_changes=True).done == 8
