@@ -314,6 +314,7 @@ class _Loop:
         self.record.step(number, value, seconds=round(seconds, 6), **parts, **rate)
         self.bar.advance(value, self.run.units)
         if self.run.only_finite and not math.isfinite(value):
+            self.checkpoints.wait()  # a state before this loss that is not finite is the cause, and no checkpoint
             newest = self.checkpoints.newest
             kept = f"the newest checkpoint is after step {newest}" if newest else "there is no checkpoint"
             raise NonFiniteError(f"the loss of step {number} is {value}; {kept}")

@@ -162,6 +162,15 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
     assert outcome.done == 10 and np.isnan(outcome.history.losses[-1])
 
 
+def test_a_state_that_was_refused_is_not_named_as_the_newest_checkpoint(tmp_path):
+    def step(x, batch):
+        return jnp.where(x < 7, x + 1, jnp.nan), x
+
+    with pytest.raises(NonFiniteError, match="the state after step 8 is not saved: NaNs or infinities in 0"):
+        train(step, (jnp.float32(0),), host_feed([0] * 20), Run(steps=20, folder=tmp_path, save_every=4))
+    assert (tmp_path / "checkpoints" / "4").is_dir() and not (tmp_path / "checkpoints" / "8").exists()
+
+
 def test_batches_that_fail_end_the_run_after_the_state_is_saved(tmp_path):
     def batches():
         yield from range(7)
