@@ -157,12 +157,16 @@ class _Group:
 
     def wait(self) -> tuple[int, str]:
         """Waits for all, and returns a status and what failed; then all are ended, for they would wait forever."""
-        while any(process.poll() is None for process in self.processes):
+        while True:
+            running = any(process.poll() is None for process in self.processes)
             failed = [i for i, process in enumerate(self.processes) if process.poll() not in (None, 0, STOPPED)]
             if failed:
                 self._kill()
-                status = self.processes[failed[0]].returncode
-                return status if status in FINAL else 1, self._failure(failed[0])
+                first = min(failed, key=lambda i: self.processes[i].returncode in FINAL)  # others fail without it
+                status = self.processes[first].returncode
+                return status if status in FINAL else 1, self._failure(first)
+            if not running:
+                return max(process.returncode for process in self.processes), ""
             if self._hangs():
                 self.end(STACKS)
                 time.sleep(2)  # to write them
@@ -172,7 +176,6 @@ class _Group:
                 self._kill()
                 return -signal.SIGKILL, f"not ended {self.supervision.grace:g} s after SIGTERM: killed"
             time.sleep(0.05)
-        return max(process.returncode for process in self.processes), ""
 
     def _hangs(self) -> bool:
         """Whether a step was done since the start, and none for as long as is allowed."""
