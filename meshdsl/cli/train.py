@@ -110,7 +110,7 @@ def train(
             keep_every=keep_every,
             only_finite=on_nan is not OnNaN.ignore,
         )
-        outcome = session.train(run, accept_changes)
+        outcome = session.train(run, accept_changes, resume or group.is_supervised())
     if as_json and session.is_first:
         show("train", "", _facts(outcome, folder), as_json)
     if outcome.stopped:

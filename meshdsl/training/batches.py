@@ -283,6 +283,12 @@ def _local_rows(batch: int, leaves: Sequence[Any], shardings: Sequence[jax.shard
 
 # ---- Reading ahead ---------------------------------------------------------------------------------------------------
 
+_PATIENCE = 0.5  # seconds between two looks whether to wait longer
+
+
+class ReadingStopped(Exception):
+    """The next item was not there when it was no longer waited for."""
+
 
 class ReadAhead(Iterator[Any]):
     """An iterator whose next items a thread makes meanwhile; a context manager, which ends the thread.
@@ -290,10 +296,12 @@ class ReadAhead(Iterator[Any]):
     Args:
       items: what is read; an exception that it raises is raised where its item would be.
       depth: number of items to make ahead.
+      stops: whether to wait no longer for an item; then ReadingStopped is raised.
     """
 
-    def __init__(self, items: Iterator[Any], depth: int = 2) -> None:
+    def __init__(self, items: Iterator[Any], depth: int = 2, stops: Callable[[], bool] = lambda: False) -> None:
         self._items, self._ready, self._ended = items, queue.Queue[Any](depth), threading.Event()
+        self._stops = stops
         self._thread = threading.Thread(target=self._read, name="read ahead", daemon=True)
 
     def __enter__(self) -> "ReadAhead":
@@ -304,9 +312,16 @@ class ReadAhead(Iterator[Any]):
         self._ended.set()
         while self._thread.is_alive() and not self._ready.empty():  # it may wait for room
             self._ready.get_nowait()
+        self._thread.join(timeout=1)
 
     def __next__(self) -> Any:
-        item, error = self._ready.get()
+        while True:
+            try:
+                item, error = self._ready.get(timeout=_PATIENCE)
+                break
+            except queue.Empty:
+                if self._stops():
+                    raise ReadingStopped from None
         if error is not None:
             self._ready.put((None, error))  # for whoever asks again
             raise error

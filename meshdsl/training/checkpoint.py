@@ -97,7 +97,13 @@ class Checkpoints:
         facts = {"versions": {"meshdsl": version(), "jax": jax.__version__}, **self._facts}
         started = _FactsSave(step, facts, Digests(arrays), self._only_finite)
         with _reported(f"{self.folder} cannot hold the state after step {step}"):
-            self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=started))
+            saved = self._manager.save(
+                step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=started)
+            )
+        if not saved:
+            raise CheckpointError(
+                f"{self.folder} has the state after step {self.newest}, and step {step} is no later one: resume from it"
+            )
 
     def wait(self) -> None:
         """Wait until everything is saved.
@@ -123,7 +129,7 @@ class Checkpoints:
         return next(filter(None, map(self.facts, steps)), {})
 
     def restore_newest(self, state: State) -> tuple[int, State] | None:
-        """Return the steps done and the state of the newest checkpoint that is intact; None if there is none.
+        """Return the steps done and the state of the newest checkpoint that is intact; None without checkpoints.
 
         Damaged ones are renamed to ``damaged-STEP``, with a warning each. All processes have to call this.
 
@@ -133,13 +139,19 @@ class Checkpoints:
 
         Raises:
           ArgumentError: the checkpoint is of another state; the message lists every difference.
+          CheckpointError: none is intact.
         """
         self.wait()
-        for step in sorted(self._manager.all_steps(), reverse=True):
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step in steps:
             fault, found = self._restore(step, state)
             if not fault:
                 return step, cast(State, found)
             self._set_aside(step, fault)
+        if steps:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is intact, and all are set aside: run it again to start from step 0"
+            )
         return None
 
     def close(self) -> None:

@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from meshdsl.errors import ArgumentError
+
 Environment = Mapping[str, str]
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -21,7 +23,7 @@ class Launcher:
 
     Args:
       name: of it, for messages.
-      count: variable with the number of processes; of one that lists their hosts, their number. Empty: jax asks.
+      count: variable with the number of processes, or with their hosts. Empty: jax asks.
       index: variable with the number of this one.
       mark: variable that is set only in a process that it has launched.
       address: of process 0, as far as the variables say; empty where jax finds it, or nobody does.
@@ -32,19 +34,27 @@ class Launcher:
     index: str
     mark: str
     address: Callable[[Environment], str] = lambda environment: ""
+    lists_hosts: bool = False
 
     def processes(self, environment: Environment) -> int:
         """The number of processes that it announces; 0 where jax has to ask."""
         if not self.count:
             return 0
         text = environment[self.count]
-        return int(text) if text.isdigit() else text.count(",") + 1
+        if self.lists_hosts:
+            return text.count(",") + 1
+        if not text.isdigit():
+            raise ArgumentError(
+                f"{self.count}={text!r} is no number of processes: {self.name} sets it, or leave it out"
+            )
+        return int(text)
 
 
-def _of_torchrun(environment: Environment) -> str:
+def _of_torch(environment: Environment) -> str:
     if "MASTER_ADDR" not in environment or "MASTER_PORT" not in environment:
         return ""
-    return f"{environment['MASTER_ADDR']}:{int(environment['MASTER_PORT']) + 1}"  # torchrun's own store has the first
+    own_store = "TORCHELASTIC_RUN_ID" in environment  # of torchrun, on that port
+    return f"{environment['MASTER_ADDR']}:{int(environment['MASTER_PORT']) + own_store}"
 
 
 def _of_mpich(environment: Environment) -> str:
@@ -58,12 +68,13 @@ def _of_worker_set(environment: Environment) -> str:
 
 LAUNCHERS = (
     Launcher("JAX_NUM_PROCESSES", COUNT, INDEX, ADDRESS, lambda environment: environment[ADDRESS]),
+    Launcher("torchrun", "WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", _of_torch),  # also as a task of SLURM
     Launcher("SLURM", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST"),
     Launcher("OpenMPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK"),
     Launcher("MPICH", "PMI_SIZE", "PMI_RANK", "PMI_RANK", _of_mpich),
-    Launcher("torchrun", "WORLD_SIZE", "RANK", "RANK", _of_torchrun),
+    Launcher("a launcher of torch", "WORLD_SIZE", "RANK", "RANK", _of_torch),
     Launcher("a LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", _of_worker_set),
-    Launcher("a Cloud TPU slice", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "TPU_WORKER_ID"),
+    Launcher("a Cloud TPU slice", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "TPU_WORKER_ID", lists_hosts=True),
     Launcher("a job of Kubernetes", "", "JOB_COMPLETION_INDEX", "JOB_COMPLETION_INDEX"),
 )
 

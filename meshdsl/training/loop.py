@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshdsl.errors import NonFiniteError
-from meshdsl.training.batches import Feed, ReadAhead
+from meshdsl.training.batches import Feed, ReadAhead, ReadingStopped
 from meshdsl.training.checkpoint import Checkpoints, State
 from meshdsl.training.metrics import History, Metrics, MetricsFile
 
@@ -127,11 +127,14 @@ class StopSignal:
 
     Args:
       notify: called when a signal is received.
+
+    Attributes:
+      received: the signal, or 0; with several processes always 0.
     """
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
-        self._received = 0
+        self.received = 0
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -147,10 +150,10 @@ class StopSignal:
         """The signal for which to stop after this step, or 0; every process calls this after every step."""
         if jax.process_count() > 1:
             return signal.SIGTERM if multihost_utils.reached_preemption_sync_point(step) else 0
-        return self._received
+        return self.received
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = number
+        self.received = number
         self._restore()
         self._notify()
 
@@ -270,13 +273,16 @@ class _Loop:
         if self.done:
             self.bar.note(f"resumed after step {self.done}")
         stopped = 0
-        with ReadAhead(iter(feed(self.done))) as batches:
+        with ReadAhead(iter(feed(self.done)), stops=lambda: bool(stop.received)) as batches:
             for number in range(self.done + 1, self.run.steps + 1):
                 try:
                     with self._timed("input"):
                         batch = next(batches)
                 except StopIteration:
                     self.bar.note(f"the batches ended after step {self.done} of {self.run.steps}")
+                    break
+                except ReadingStopped:
+                    stopped = stop.received
                     break
                 except Exception:
                     if jax.process_count() == 1:  # others may be in the next step, and would not save as well
@@ -295,6 +301,7 @@ class _Loop:
         self.state, self.done, self._loss = tuple(after), number, (number, loss)
         if self.evaluate is not None and self.run.evaluates(number):
             value = self._read_loss()
+            self.record.flush()
             with self._timed("evaluation"):
                 self._evaluate(self.evaluate, number, value)
         if self.run.saves(number):

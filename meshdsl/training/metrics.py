@@ -3,9 +3,9 @@
     {"step": 50, "loss": 6.1, "seconds": 0.4, "input seconds": 0.01, "tokens/s": 5120.0}
     {"step": 50, "evaluation": {"held-out loss": 6.3}}
 
-``seconds`` is the time since the step before was over, and so has that of input, checkpoints and evaluations in it.
-Lines reach the file within half a second, and before a checkpoint is written. A loss that is no number is null. A run
-that resumes from a checkpoint drops the lines of later steps, which it will do again.
+``seconds`` is the time since the step before was over, with that of input, checkpoints and evaluations in it. Lines
+reach the file within half a second of the next one, and before an evaluation and a checkpoint. What is no finite number
+is null. A run that resumes from a checkpoint drops the lines of later steps, which it will do again.
 """
 
 import json
@@ -36,7 +36,8 @@ class History:
     def add(self, line: dict[str, Any]) -> None:
         """Adds one line of the file."""
         if "evaluation" in line:
-            self.evaluations.append((line["step"], line["evaluation"]))
+            metrics = {name: math.nan if value is None else value for name, value in line["evaluation"].items()}
+            self.evaluations.append((line["step"], metrics))
         else:
             self.losses.append(math.nan if line["loss"] is None else line["loss"])
 
@@ -73,7 +74,8 @@ class MetricsFile:
 
     def evaluation(self, step: int, metrics: Metrics) -> None:
         """Adds an evaluation of the state after ``step`` steps."""
-        self._add({"step": step, "evaluation": metrics})
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._add({"step": step, "evaluation": finite})
 
     def _add(self, line: dict[str, Any]) -> None:
         self.history.add(line)

@@ -145,6 +145,8 @@ class _Group:
         self._launched = time.time()
         mode = "a" if again else "w"
         self.processes = [_start(command, address, self.count, i, self.folder, mode) for i in range(self.count)]
+        if self.received:  # meanwhile
+            self.end(signal.SIGTERM)
 
     def forward(self, number: int, frame: FrameType | None) -> None:
         self.received, self._deadline = number, time.monotonic() + self.supervision.grace
@@ -159,14 +161,16 @@ class _Group:
         """Waits for all, and returns a status and what failed; then all are ended, for they would wait forever."""
         while True:
             running = any(process.poll() is None for process in self.processes)
-            failed = [i for i, process in enumerate(self.processes) if process.poll() not in (None, 0, STOPPED)]
+            ended = (None, 0, STOPPED, *((-signal.SIGTERM,) if self.received else ()))  # before it could handle it
+            failed = [i for i, process in enumerate(self.processes) if process.poll() not in ended]
             if failed:
                 self._kill()
                 first = min(failed, key=lambda i: self.processes[i].returncode in FINAL)  # others fail without it
                 status = self.processes[first].returncode
                 return status if status in FINAL else 1, self._failure(first)
             if not running:
-                return max(process.returncode for process in self.processes), ""
+                stopped = any(process.returncode for process in self.processes)
+                return STOPPED if stopped else 0, ""
             if self._hangs():
                 self.end(STACKS)
                 time.sleep(2)  # to write them

@@ -230,7 +230,13 @@ def check_folder(folder: Path, resume: bool) -> None:
     if any(each.is_file() for each in (folder, *folder.parents)):
         raise ArgumentError(f"{folder} cannot be the folder of a run: there is a file; --folder names another place")
     check_free(folder)
-    if not resume and any((folder / CHECKPOINTS).glob("[0-9]*")):
+    if not resume:
+        check_new(folder)
+
+
+def check_new(folder: Path) -> None:
+    """Raises ArgumentError if the folder holds a run."""
+    if any((folder / CHECKPOINTS).glob("[0-9]*")):
         raise ArgumentError(f"{folder} holds a run: --resume continues it, --folder names another place")
 
 
@@ -260,16 +266,19 @@ class Session:
         """Whether this is the first process."""
         return jax.process_index() == 0
 
-    def train(self, run: Run, accept_changes: bool = False) -> Outcome:
+    def train(self, run: Run, accept_changes: bool = False, resume: bool = True) -> Outcome:
         """Trains from the newest checkpoint if there is one.
 
         Args:
           run: length, folder, and what it keeps; without a number of steps (0) it has those of the program.
           accept_changes: whether to resume a run of another program, batch or data.
+          resume: whether the folder may hold a run.
         """
         check_trainable(self.program)
         run = replace(run, steps=run.steps or steps_of(self.program))
         with shared_folder(run.folder):
+            if not resume:
+                check_new(run.folder)
             sharded, plan = self._plan()
             run = replace(run, facts=identity(self.program, plan))
             check_same(run, accept_changes)

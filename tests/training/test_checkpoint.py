@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import jax
@@ -209,3 +211,35 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written(saved, monkeypatch):
         checkpoints.save(30, state(30))
     with pytest.raises(CheckpointError, match="/proc/run cannot hold checkpoints: "):
         Checkpoints("/proc/run")
+
+
+def test_nothing_starts_from_the_beginning_because_all_is_damaged(saved):
+    for step in ("10", "20"):
+        flip_a_byte(saved / step)
+    with Checkpoints(saved) as checkpoints:
+        with pytest.raises(
+            CheckpointError, match="is intact, and all are set aside: run it again to start from step 0"
+        ):
+            checkpoints.restore_newest(SHAPES)
+        assert checkpoints.restore_newest(SHAPES) is None
+
+
+def test_a_step_before_the_newest_is_not_silently_left_unsaved(saved):
+    with (
+        Checkpoints(saved) as checkpoints,
+        pytest.raises(CheckpointError, match="after step 20, and step 15 is no later"),
+    ):
+        checkpoints.save(15, state(15))
+
+
+def test_a_signal_ends_a_run_whose_input_is_stuck(tmp_path):
+    def batches():
+        yield from range(3)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1000)
+
+    start = time.monotonic()
+    run = Run(steps=20, folder=tmp_path)
+    _, outcome = train(lambda x, batch: (x + 1, x), (jnp.float32(0),), host_feed(batches()), run)
+    assert (outcome.done, outcome.stopped) == (3, signal.SIGTERM) and time.monotonic() - start < 60
+    assert restore_newest(run, (jnp.float32(0),))[0] == 3

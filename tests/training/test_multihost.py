@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshdsl.errors import ArgumentError
 from meshdsl.training.launchers import process_count, rendezvous
 from meshdsl.training.multihost import Supervision, start
 
@@ -53,7 +54,8 @@ SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_STEP_NODELIST": "n[1-2
     ({**PMI, "MPI_LOCALNRANKS": "2"}, 2, ("127.0.0.1:8476", 2, 1)),
     ({**AT, **PMI}, 2, ("a:1", 2, 1)),
     ({**SLURM, **PMI}, 4, ()),  # srun sets both
-    (TORCH, 4, ("n1:29501", 4, 3)),
+    (TORCH, 4, ("n1:29500", 4, 3)),
+    ({**SLURM, **TORCH, "TORCHELASTIC_RUN_ID": "7"}, 4, ("n1:29501", 4, 3)),  # as a task of SLURM; its own store
     (LWS, 2, ("set-0.set.default:8476", 2, 1)),
     ({"TPU_WORKER_HOSTNAMES": "h0,h1,h2,h3", "TPU_WORKER_ID": "2"}, 4, ()),
     ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, 1, ()),
@@ -66,14 +68,19 @@ def test_number_rank_and_address_are_the_launchers(environment, count, found):
     assert process_count(environment) == count and rendezvous(environment) == found
 
 
-@pytest.mark.parametrize("kind", ["OpenMPI 5", "torchrun"])
+def test_a_number_of_processes_that_is_none():
+    with pytest.raises(ArgumentError, match="JAX_NUM_PROCESSES='two' is no number of processes"):
+        process_count({**AT, "JAX_NUM_PROCESSES": "two"})
+
+
+@pytest.mark.parametrize("kind", ["OpenMPI 5", "torch"])
 def test_two_processes_of_a_launcher_that_jax_does_not_know(kind):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     variables = {
         "OpenMPI 5": lambda i: {**OMPI, "OMPI_COMM_WORLD_RANK": i, "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"},
-        "torchrun": lambda i: {"WORLD_SIZE": "2", "RANK": i, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)},
+        "torch": lambda i: {"WORLD_SIZE": "2", "RANK": i, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
     }
     launched = [process(**variables[kind](str(rank))) for rank in range(2)]
     said = [each.communicate(timeout=120) for each in launched]
