@@ -101,7 +101,7 @@ dist: .venv/release/ready  ## build sdist and wheel, check their metadata, and t
 	cd dist && env -u PYTHONPATH ../.venv/wheel/bin/meshdsl plan mlp.py --mesh data=4,model=2
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .cache runs build dist docs/_build docs/reference/api *.egg-info
+	rm -rf $(VENV) .cache runs build dist docs/_build docs/jupyter_execute docs/reference/api *.egg-info
 
 $(CACHE)/held_out.npy: | $(VENV)/ready
 	$(RUN) -m meshdsl.training.datasets.text --cache $(CACHE)
