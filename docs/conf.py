@@ -18,7 +18,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 120  # seconds of a cell
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["jupyter_execute", "_build"]
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
