@@ -91,8 +91,9 @@ class TrainingBar:
         now = time.monotonic()
         if now - self._drawn < _REDRAW and self._counted + self._done < self._steps:
             return
-        speed = self._speed()
-        figures = f"loss {loss:.3f}  {units * speed:,.0f} {self._unit}/s" if speed else f"loss {loss:.3f}"
+        figures = f"loss {loss:.3f}"
+        if self._drawn:  # the first step compiles
+            figures += f"  {units * self._counted / (now - self._drawn):,.0f} {self._unit}/s"
         self._progress.update(self._task, advance=self._counted, figures=figures)
         self._done, self._counted, self._drawn = self._done + self._counted, 0, now
 
@@ -104,9 +105,6 @@ class TrainingBar:
         """Prints a line above the bar."""
         if self._shown:
             self._progress.console.print(text, highlight=False)
-
-    def _speed(self) -> float:
-        return self._progress.tasks[0].speed or 0.0
 
 
 def _log_handlers() -> set["logging.StreamHandler[Any]"]:

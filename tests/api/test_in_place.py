@@ -656,4 +656,4 @@ def test_a_circle_after_a_tree():
     circle, line = Parent(nnx.Rngs(0)), nnx.Linear(8, 8, rngs=nnx.Rngs(0))
     sharded = md.parallelize(lambda model, x: model(x), MESH)
     for model in (line, circle, circle, line):
-        np.testing.assert_allclose(sharded(model, X), model(X), rtol=1e-5)
+        np.testing.assert_allclose(sharded(model, X), model(X), rtol=1e-5, atol=1e-6)
