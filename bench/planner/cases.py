@@ -14,6 +14,7 @@ from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.models import mlp
 from meshdsl.pins import make_pins
+from meshdsl.plan.types import relative_gap
 from meshdsl.planner.objective import CostedPlan
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
@@ -46,18 +47,13 @@ class PlannedStep:
 
     @property
     def gap(self) -> float:
-        """Relative optimality gap, ``1 - bound / cost``."""
-        return without_rounding(1 - self.bound / self.cost)
+        """Relative optimality gap, ``1 - bound / cost``; 0 if that is rounding."""
+        return relative_gap(self.cost, self.bound)
 
     @property
     def equations(self) -> int:
         """Operations of the step; a loop body counts once."""
         return sum(1 for _ in walk(self.model.problem.program.graph))
-
-
-def without_rounding(gap: float) -> float:
-    """Returns a gap with differences below the rounding error of float sums set to zero."""
-    return 0.0 if gap < 1e-8 else gap
 
 
 @cache

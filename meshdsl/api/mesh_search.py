@@ -482,7 +482,7 @@ def _check_arguments(
     def are_sizes(given: Any) -> bool:
         return not isinstance(given, int | str) and bool(given) and all(map(is_size, given))
 
-    rows = [] if is_size(devices) else [f"devices: {is_a(devices)}, not a number of devices from 1 on"]
+    rows = [] if is_size(devices) else [f"devices: {is_a(devices)}, not a positive number of devices"]
     parse_memory(memory, rows)
     if not isinstance(topology, Topology | None) and topology not in preset_names():
         rows.append(f"topology: no topology {topology!r}{nearest(topology, preset_names())}")

@@ -1,10 +1,8 @@
 """The command ``meshdsl``; also ``python -m meshdsl``.
 
-Wrong input ends with one message on standard error and status 2, before anything is compiled. Status 1 says that plans,
-or compiled and planned collectives, differ, 3 that no plan fits the memory, 4 that a plan is of another program or jax.
-``meshdsl --debug ...`` ends with the traceback instead of the message.
-
-A command whose reader closes the pipe ends quietly, with the status of a process that SIGPIPE ends.
+Wrong input ends with one message on standard error and status 2, before anything is compiled; ``meshdsl --debug ...``
+ends with the traceback instead. ``docs/reference/cli.md`` lists all statuses. A command whose output pipe is closed
+ends quietly, with the status of a process killed by SIGPIPE.
 
 Modules: ``options`` that several commands take, ``programs`` (loading), ``output``, ``statuses`` (of errors), then one
 per group of commands: ``plan`` (plan, diff, check, explain, verify), ``search``, ``report``, ``train``, ``topology``.
@@ -55,7 +53,8 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as end:
-        if not isinstance(end, BrokenPipeError) and not isinstance(end.__context__, BrokenPipeError):
+        # click raises SystemExit where it meets a BrokenPipeError
+        if not any(isinstance(each, BrokenPipeError) for each in (end, end.__context__)):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still writes when it ends
         sys.exit(CLOSED_PIPE)

@@ -43,7 +43,7 @@ def working(text: str) -> Iterator[Status]:
 
 
 class _CompileNotice(logging.Handler):
-    """Says that the planner's loops are being compiled, while it takes longer for that; a context manager.
+    """Says that the first plan takes longer since the planner's loops are compiled; a context manager.
 
     Args:
       text: what is being done.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class OnNaN(StrEnum):
-    """What a loss or a state with NaNs or infinities does."""
+    """What to do when the loss or the state has NaNs or infinities."""
 
     stop = "stop"
     skip = "skip"
@@ -59,7 +59,7 @@ def train(
         int | None, typer.Option(min=1, help="also keep checkpoints after multiples of this many steps")
     ] = None,
     on_nan: Annotated[
-        OnNaN, typer.Option("--on-nan", help="what a loss or state that is not finite does")
+        OnNaN, typer.Option("--on-nan", help="what to do when the loss or state is not finite")
     ] = OnNaN.stop,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="resume although the program, batch or data changed")

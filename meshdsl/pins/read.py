@@ -79,7 +79,7 @@ class UserPins:
 
     def loosened(self, program: TracedProgram, mesh: Mesh) -> tuple[dict[int, Layout], dict[int, Layout]]:
         """Returns the pins, as stated, of inputs and of outputs that do not divide, by their index."""
-        given, wanted, _ = _sides(program, mesh, self.layouts, self.outputs, self.rules, loose=True)
+        given, wanted, _ = _sides(program, mesh, self.layouts, self.outputs, self.rules, loose=True, by=self.by)
         return given.uneven, wanted.uneven
 
 
@@ -107,7 +107,7 @@ def make_pins(
       PinError: lists all faults at once.
     """
     check_shard_map_meshes(program, mesh)
-    given, wanted, rows = _sides(program, mesh, layouts or {}, outputs or {}, rules or Rules(), loose, by)
+    given, wanted, rows = _sides(program, mesh, layouts or {}, outputs or {}, rules or Rules(), loose, by or {})
     for op in ops_named(program.graph, "constrain"):
         rows += _constrain_faults(op, mesh)
     if rows:
@@ -149,13 +149,13 @@ def _sides(
     outputs: Table,
     rules: Rules,
     loose: bool,
-    by: Mapping[str, str] | None = None,
+    by: Mapping[str, str],
 ) -> "tuple[_Side, _Side, list[str]]":
     """Returns the pins of the inputs, those of the results, and their faults."""
     ruled = RulePins(program, mesh, rules, replaced_inputs(program), loose)
     rows, results = list(ruled.faults), program.outputs[: program.held.results]
-    given = _Side("layouts", "input", program.inputs, mesh, rows, program.pipeline, loose, by or {})
-    wanted = _Side("outputs", "output", results, mesh, rows, program.pipeline, loose)
+    given = _Side("layouts", "input", program.inputs, mesh, rows, program.pipeline, loose, by)
+    wanted = _Side("outputs", "output", results, mesh, rows, program.pipeline, loose, {})
     given.read(layouts, ruled.inputs)
     wanted.read(outputs, ruled.outputs[: len(results)])
     return given, wanted, rows
@@ -183,10 +183,10 @@ class _Side:
         rows: list[str],
         staged: Pipelined | None,
         loose: bool,
-        by: Mapping[str, str] | None = None,
+        by: Mapping[str, str],
     ) -> None:
         self.table, self.noun, self.leaves, self.mesh, self.rows = table, noun, leaves, mesh, rows
-        self.staged, self.loose, self.by = staged, loose, by or {}
+        self.staged, self.loose, self.by = staged, loose, by
         self.pins: tuple[Layout, ...] = ()
         self.uneven: dict[int, Layout] = {}
         self._contradictory: dict[str, list[str]] = {}  # faults by the text of a contradictory set of pins

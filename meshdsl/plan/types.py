@@ -141,6 +141,12 @@ LAUNCHES = "launch overhead"  # the loss by starting operations
 _ROUNDING = 1e-8  # relative error of a sum of seconds, up to which a plan is as good as its bound
 
 
+def relative_gap(seconds: float, lower_bound: float) -> float:
+    """Returns ``(seconds - lower_bound) / seconds``; 0 if that is rounding."""
+    gap = (seconds - lower_bound) / seconds if seconds else 0.0
+    return gap if gap > _ROUNDING else 0.0
+
+
 class Utilization(NamedTuple):
     """How well a step uses its devices; see ``meshdsl.plan.utilization``.
 
@@ -274,8 +280,7 @@ class PlanData:
     @property
     def gap(self) -> float:
         """Relative distance from the optimum, at most: (seconds - lower_bound) / seconds; 0 if that is rounding."""
-        gap = (self.seconds - self.lower_bound) / self.seconds if self.seconds else 0.0
-        return gap if gap > _ROUNDING else 0.0
+        return relative_gap(self.seconds, self.lower_bound)
 
     def input(self, path: str) -> Array:
         """The input at ``path``, one of its paths; LayoutError with the nearest path if there is none."""

@@ -193,7 +193,7 @@ def _count_faults(schedule: Schedule) -> Iterator[str]:
         yield "it has no tasks"
         return
     if far := [task for task in counts if max(task.stage, task.microbatch) >= len(counts)]:
-        yield f"{far[0]} is one of {len(counts)} tasks: stages and microbatches are numbered from 0 on"
+        yield f"{far[0]} is one of {len(counts)} tasks: stages and microbatches are numbered from 0"
         return
     for task, count in sorted(counts.items()):
         if count > 1:

@@ -63,7 +63,7 @@ class Pipeline:
         """Check the arguments; a table determines the chunks."""
         rows = []
         if not isinstance(self.microbatches, int) or isinstance(self.microbatches, bool) or self.microbatches < 1:
-            rows.append(f"microbatches: {is_a(self.microbatches)}, not a number of microbatches from 1 on")
+            rows.append(f"microbatches: {is_a(self.microbatches)}, not a positive number of microbatches")
         rows += _table_faults(self, self.schedule) if isinstance(self.schedule, Schedule) else _name_faults(self)
         if not isinstance(self.layers, tuple) or not all(type(n) is int and n > 0 for n in self.layers):
             rows.append(f"layers: {is_a(self.layers)}, not numbers of layers per stage, such as (3, 5, 5, 3)")

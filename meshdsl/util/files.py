@@ -1,8 +1,10 @@
-"""Reading files that others wrote: regular files of a limited size, so that no read waits or fills the memory."""
+"""Reading regular files of a limited size, so that no read blocks or exhausts memory; writing text files."""
 
 import errno
+from os import PathLike
 from pathlib import Path
 
+from meshdsl.errors import ArgumentError, MeshDSLError, is_a
 from meshdsl.util.text import bytes_text
 
 
@@ -25,3 +27,18 @@ def read_regular(path: str | Path, limit: int) -> bytes:
             errno.EFBIG, f"{bytes_text(size)}, more than such a file may have ({bytes_text(limit)})", str(path)
         )
     return file.read_bytes()
+
+
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """Writes a file in UTF-8.
+
+    Raises:
+      ArgumentError: if ``path`` is no path.
+      MeshDSLError: if the file cannot be written.
+    """
+    if not isinstance(path, str | PathLike):
+        raise ArgumentError(f"{is_a(path)}, not the path of a file to write")
+    try:
+        Path(path).write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise MeshDSLError(f"cannot write {str(path)!r}: {error.strerror}") from error

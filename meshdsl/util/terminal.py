@@ -10,7 +10,7 @@ from rich.text import Text
 
 from meshdsl.util.text import terminal_width, visible, wrapped
 
-KIND_COLORS = {  # those of the report
+_KIND_COLORS = {  # those of the report
     "all-gather": "#5b9bdf",
     "reduce-scatter": "#3bb08d",
     "all-reduce": "#e0853f",
@@ -19,12 +19,12 @@ KIND_COLORS = {  # those of the report
 }
 
 
-class KindHighlighter(Highlighter):
+class _KindHighlighter(Highlighter):
     """Colours the kinds of collectives, wherever they are named."""
 
     def highlight(self, text: Text) -> None:
         """Colours the text in place."""
-        for kind, color in KIND_COLORS.items():
+        for kind, color in _KIND_COLORS.items():
             text.highlight_words([kind], color)
 
 
@@ -34,7 +34,7 @@ def terminal(**options: Any) -> Console:
     Args:
       **options: of rich's ``Console``.
     """
-    return Console(highlighter=KindHighlighter(), soft_wrap=True, **options)
+    return Console(highlighter=_KindHighlighter(), soft_wrap=True, **options)
 
 
 def print_fitted(console: Console, text: Callable[[], str]) -> None:

@@ -1,14 +1,10 @@
-"""Text for people: numbers with units, safe names, tables, and writing files with readable errors."""
+"""Text for people: numbers with units, safe names, tables."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from os import PathLike
-from pathlib import Path
 from textwrap import wrap
-
-from meshdsl.errors import ArgumentError, MeshDSLError, is_a
 
 # ---- Numbers and names -----------------------------------------------------------------------------------------------
 
@@ -151,21 +147,3 @@ def _cell(text: str) -> str:
     shown = visible(text)
     half = _CELL_WIDTH // 2
     return f"{shown[:half]}...{shown[-half:]}" if len(shown) > _CELL_WIDTH else shown
-
-
-# ---- Files -----------------------------------------------------------------------------------------------------------
-
-
-def write_text(path: str | PathLike[str], text: str) -> None:
-    """Writes a file in UTF-8.
-
-    Raises:
-      ArgumentError: if ``path`` is no path.
-      MeshDSLError: if the file cannot be written.
-    """
-    if not isinstance(path, str | PathLike):
-        raise ArgumentError(f"{is_a(path)}, not the path of a file to write")
-    try:
-        Path(path).write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise MeshDSLError(f"cannot write {str(path)!r}: {error.strerror}") from error

@@ -201,7 +201,7 @@ def test_a_measured_topology_is_kept_if_asked(folder, monkeypatch):
         (
             ("train", "stacked.py", "--microbatches", "0"),
             2,
-            "microbatches: 0 is an int, not a number of microbatches from 1 on\n",
+            "microbatches: 0 is an int, not a positive number of microbatches\n",
         ),
         (("verify", "piped.py", "--schedule", "1f1"), 2, "schedule: no schedule '1f1'; did you mean '1f1b'?\n"),
         (("verify", "whole.py", "--target", "tpu-v5:4x4"), 2, "no target 'tpu-v5:4x4'; did you mean 'tpu-v5"),

@@ -109,4 +109,5 @@ def test_a_strategy_that_is_not_called(folder, monkeypatch, capsys):
 
 def test_axes_that_are_empty(folder, monkeypatch, capsys):
     (folder / "right.py").write_text(WRONG.replace("(3, 4)", "(4, 4)"))
-    assert ended(monkeypatch, capsys, "search", "right.py", "--devices", "2", "--axes", "")[0] == 2
+    status, err = ended(monkeypatch, capsys, "search", "right.py", "--devices", "2", "--axes", "")
+    assert status == 2 and "'' is no axis name" in err

@@ -1,4 +1,4 @@
-"""Exit statuses: 0 done, 1 changed, 2 bad input, 3 infeasible, 4 another program or jax, 130 Ctrl-C."""
+"""Exit statuses: 0 done, 1 changed, 2 bad input, 3 infeasible, 4 another program or jax, 130 Ctrl-C, 141 pipe."""
 
 import json
 import subprocess

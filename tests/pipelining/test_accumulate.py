@@ -129,7 +129,7 @@ def test_batches_that_do_not_divide(pipeline, text):
 
 
 def test_what_is_no_pipeline():
-    with pytest.raises(ArgumentError, match="microbatches: 0 is an int, not a number of microbatches"):
+    with pytest.raises(ArgumentError, match="microbatches: 0 is an int, not a positive number of microbatches"):
         md.Pipeline(microbatches=0)
     with pytest.raises(ArgumentError, match=r"pipeline: 8 is an int, not a pipeline; write md\.Pipeline"):
         md.parallelize(language_step, MESH, pipeline=8)

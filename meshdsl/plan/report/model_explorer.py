@@ -19,7 +19,8 @@ from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.plan.reasons import Reasons, collectives_inside
 from meshdsl.plan.text import layout_text
 from meshdsl.plan.types import PlanData
-from meshdsl.util.text import bytes_text, seconds_text, write_text
+from meshdsl.util.files import write_text
+from meshdsl.util.text import bytes_text, seconds_text
 
 Json = dict[str, Any]
 _COLOR = {"backgroundColor": "#f6d9b8"}  # of the nodes of collectives

@@ -20,7 +20,8 @@ from markupsafe import Markup
 from meshdsl.errors import ArgumentError, is_a
 from meshdsl.plan.report.data import comparison_data, line_costs, report_data
 from meshdsl.plan.types import PlanData
-from meshdsl.util.text import bytes_text, percent_text, seconds_text, write_text
+from meshdsl.util.files import write_text
+from meshdsl.util.text import bytes_text, percent_text, seconds_text
 from meshdsl.util.version import version
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from meshdsl.plan.types import PlanData
 from meshdsl.schedules.simulate import ScheduleTiming
-from meshdsl.util.text import write_text
+from meshdsl.util.files import write_text
 
 COMPUTE = "compute"  # the lane of computation
 _MAX_POINTS = 3000  # events and memory points that a page shows

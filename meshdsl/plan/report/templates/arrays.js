@@ -19,7 +19,7 @@ function showArrays(place) {
   const count = plural(sum(replicated.map((a) => a.number)), "input");
   const unfold = () => rest.childElementCount > 1 || inputs(rest, "Replicated inputs", replicated);
   const rest = make("details", { ontoggle: unfold }, make("summary", {}, `${count} whole on every device: ${bytesText(sum(replicated.map((a) => a.bytes)))} of each`));
-  beforePrint.push(() => unfold((rest.open = true)));
+  beforePrint.push(() => { rest.open = true; unfold(); });
   place.append(rest);
 }
 
