@@ -117,7 +117,7 @@ def _line(line: VerifyLine) -> list[str]:
     return [line.kind, line.axes, _count(line.planned), _count(line.compiled), *made, *mark]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Rows:
+def _aligned(rows: Rows) -> Rows:
     """Returns rows of equal length, with the numbers of a column below each other; their first two cells are names."""
     count = max(map(len, rows))
     columns = list(zip(*([*row, *[""] * (count - len(row))] for row in rows), strict=True))

@@ -43,7 +43,7 @@ from meshdsl.rules.registry import all_broadcast
 from meshdsl.rules.shard_map import KINDS, split_dim
 
 _REMEDY = "compute it outside of the shard_map, or loop over the microbatches inside the step"
-_REDUCTIONS = ("psum", "pmax", "pmin")
+REDUCTIONS = ("psum", "pmax", "pmin")
 PASSED = ("optimization_barrier", "constrain")  # operations that a packed value may pass
 
 
@@ -208,9 +208,9 @@ class _Rows:
         grouped = op.params["groups"] is not None
         if held.kind == "rows":
             self._fault(op, f"exchanges rows of the batch over {self.axis}")
-        if held == SUMMAND and (grouped or op.name not in (*_REDUCTIONS, "reduce_scatter")):
+        if held == SUMMAND and (grouped or op.name not in (*REDUCTIONS, "reduce_scatter")):
             self._fault(op, f"exchanges sums over the rows of each device along {self.axis}")
-        alike = op.name in (*_REDUCTIONS, "all_gather", "pbroadcast") and not grouped
+        alike = op.name in (*REDUCTIONS, "all_gather", "pbroadcast") and not grouped
         return EQUAL if alike else OWN
 
     # Property: the row by which an operation runs per microbatch.

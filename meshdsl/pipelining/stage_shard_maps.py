@@ -13,7 +13,7 @@ Anything else over that axis is refused. So are shard_maps in parts that ``md.st
 one operation on whole arrays.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.errors import PipelineError, faults
@@ -23,15 +23,14 @@ from meshdsl.ir.loops import ABSENT, loop_ports
 from meshdsl.ir.manual import BOUNDARY, find_manual
 from meshdsl.ir.rewrite import Table, copied, fresh_ids, in_bodies, new_value, renumber, substitute, values, with_ops
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pipelining.shard_map_rows import PASSED
+from meshdsl.pipelining.shard_map_rows import PASSED, REDUCTIONS
 from meshdsl.rules.shard_map import KINDS, split_dim
 from meshdsl.trace.read_jaxpr import written
 
-_REDUCTIONS = ("psum", "pmax", "pmin")
 _OF_ONE_STAGE = ("ragged_all_to_all", "pbroadcast")  # read positions, of which every stage would have its own
 
 
-def without_stage_axis(name: str, graph: Graph, layers: Iterable[Op], axis: str, mesh: Mesh) -> Graph:
+def without_stage_axis(name: str, graph: Graph, layers: Sequence[Op], axis: str, mesh: Mesh) -> Graph:
     """Returns the graph of a step whose shard_maps in layers leave the axis of the stages to the pipeline.
 
     It is the graph itself if they did.
@@ -72,7 +71,7 @@ def without_stage_axis(name: str, graph: Graph, layers: Iterable[Op], axis: str,
     return made
 
 
-def _constants(graph: Graph, layers: Iterable[Op], axis: str) -> Iterator[Op]:
+def _constants(graph: Graph, layers: Sequence[Op], axis: str) -> Iterator[Op]:
     """Yields the operations that make what bodies in the layers read of bodies outside: constants that jax hoists."""
     producer_of, manual, seen = producers(graph), find_manual(graph), set[int]()
     pending = [*layers]
@@ -155,7 +154,7 @@ def _fault(op: Op, axis: str, residuals: Collection[int]) -> str:
         stated = op.params["axis_name"]
         needs = axis in (stated if isinstance(stated, tuple) else (stated,))
     else:
-        plain = op.name in _REDUCTIONS and op.params["groups"] is None
+        plain = op.name in REDUCTIONS and op.params["groups"] is None
         needs = op.name in KINDS and axis in op.params["axes"] and not plain
     return f"runs over {axis}, whose devices are the stages" if needs else ""
 

@@ -17,8 +17,9 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from itertools import accumulate, pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -185,7 +186,7 @@ def written_window(op: Op, constants: Constants) -> Window | None:
         starts[d] = int(rows[0, column])
     if len(rows) > 1:
         found = _progression(rows, dims.queries)
-        if found is None or dims.sizes[dims.columns[0]] != 1:
+        if found is None or dims.columns[0] not in numbers.inserted_window_dims:
             return None
         (d,), (query,) = dims.columns, dims.queries
         places[d], sizes[d], strides[d] = query, len(rows), found
@@ -214,40 +215,79 @@ def _progression(rows: Array, queries: Sequence[int]) -> int | None:
     return int(steps[0]) if steps.size == 1 and steps[0] > 0 else None
 
 
-class Frames(NamedTuple):
-    """Positions in two dims: column ``j`` is ``starts[j]`` and every ``hop``-th position after it, ``length`` in all.
+@dataclass(frozen=True)
+class Ranges:
+    """Positions along one dim of an operand as a few ranges, joined end to end or side by side.
+
+        x[np.r_[0:8, 16:24]]                     0:8, 16:24            end to end
+        x[4 * arange(m)[:, None] + arange(3)]    0::4, 1::4, 2::4      side by side
 
     Args:
-      turned: the columns are along the first of the two dims.
+      dim: of the operand.
+      ranges: in order.
+      queries: the dim of the slices along the ranges and, if these are side by side, the dim across them.
     """
 
-    starts: tuple[int, ...]
-    hop: int
-    length: int
-    turned: bool
+    dim: int
+    ranges: tuple[range, ...]
+    queries: tuple[int, ...]
+
+    @property
+    def _joined(self) -> tuple[int, ...]:
+        """The dims of the joined ranges, in the order of ``queries``."""
+        return (self.dim, self.dim + 1)[: len(self.queries)]
+
+    def read(self, x: jax.Array) -> jax.Array:
+        """Returns the elements of ``x`` at the positions."""
+        parts = [lax.slice_in_dim(x, at.start, at.stop, at.step, self.dim) for at in self.ranges]
+        joined = jnp.stack(parts, self.dim + 1) if len(self.queries) == 2 else lax.concatenate(parts, self.dim)
+        return jnp.moveaxis(joined, self._joined, self.queries)
+
+    def added(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """Returns ``x`` with ``y`` added at the positions, several times where they repeat."""
+        d, joined = self.dim, jnp.moveaxis(y, self.queries, self._joined)
+        if len(self.queries) == 2:
+            parts = [lax.index_in_dim(joined, j, d + 1, keepdims=False) for j in range(len(self.ranges))]
+        else:
+            ends = pairwise(accumulate(map(len, self.ranges), initial=0))
+            parts = [lax.slice_in_dim(joined, start, stop, axis=d) for start, stop in ends]
+        for part, at in zip(parts, self.ranges, strict=True):
+            x += _put(part, d, at, x.shape[d])
+        return x
 
 
-def _frames(positions: Array, dims: Lookup) -> Frames | None:
-    """Returns the frames that positions of one dim are; None if they are not, or have many columns."""
-    if len(dims.columns) != 1 or len(dims.queries) != 2 or dims.sizes[dims.columns[0]] != 1:
+def _put(y: jax.Array, d: int, places: range, n: int) -> jax.Array:
+    """Returns ``y`` with its elements along dim ``d`` at these places of ``n``, and zeros at the others."""
+    amounts = places.start, n - places[-1] - 1, places.step - 1
+    return lax.pad(y, jnp.zeros((), y.dtype), [amounts if e == d else (0, 0, 0) for e in range(y.ndim)])
+
+
+def _ranges(op: Op, positions: Array, dims: Lookup) -> Ranges | None:
+    """Returns the ranges at which a lookup along one dim reads or writes all elements along the others.
+
+    None if it is no such lookup, or the ranges are many or short.
+    """
+    if len(dims.columns) != 1 or dims.sizes[dims.columns[0]] != 1:
         return None
-    rows = positions[..., 0].astype(np.int64)
-    turned = rows.shape[0] < rows.shape[1]
-    rows = rows.T if turned else rows
-    hops = np.unique(np.diff(rows, axis=0))
-    if not 1 < rows.shape[1] <= FEW or hops.size != 1 or hops[0] < 1:
+    (d,), queries = dims.columns, dims.queries
+    whole = all(n == m for e, (n, m) in enumerate(zip(op.inputs[0].shape, dims.sizes, strict=True)) if e != d)
+    if not whole or len(dims.slices) != len(dims.operand) - 1 + len(queries):  # the slices have the dim as well
         return None
-    return Frames(tuple(map(int, rows[0])), int(hops[0]), len(rows), turned)
-
-
-def _runs(positions: Array, dims: Lookup) -> list[range] | None:
-    """Returns the runs that positions of one dim consist of; None if these are not few and long."""
-    if len(dims.columns) != 1 or len(dims.queries) != 1 or dims.sizes[dims.columns[0]] != 1:
+    numbers = positions[..., 0].astype(np.int64)
+    if numbers.ndim == 1:
+        runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+        if len(runs) > FEW or LONG_RUN * len(runs) > numbers.size:
+            return None
+        return Ranges(d, tuple(range(int(run[0]), int(run[-1]) + 1) for run in runs), queries)
+    if numbers.ndim != 2:
         return None
-    numbers = positions.reshape(-1).astype(np.int64)
-    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    few = len(parts) <= FEW and LONG_RUN * len(parts) <= numbers.size
-    return [range(int(part[0]), int(part[-1]) + 1) for part in parts] if few else None
+    if numbers.shape[0] < numbers.shape[1]:
+        numbers, queries = numbers.T, queries[::-1]
+    hops = np.unique(np.diff(numbers, axis=0))
+    if not 1 < numbers.shape[1] <= FEW or hops.size != 1 or hops[0] < 1:
+        return None
+    ends = zip(numbers[0], numbers[-1], strict=True)
+    return Ranges(d, tuple(range(int(first), int(last) + 1, int(hops[0])) for first, last in ends), queries)
 
 
 # ---- The pass --------------------------------------------------------------------------------------------------------
@@ -329,7 +369,7 @@ def _again(numbers: Array, dtype: Any) -> jax.Array:
 
 
 def _gathered(op: Op, constants: Constants) -> Form | None:
-    """A gather of one window at a constant position inside the operand, or of every ``stride``-th place, as a slice."""
+    """A gather at constant positions inside the operand, as slices: of one window, a stride, ranges."""
     numbers, dims, at = op.params["dimension_numbers"], gather_dims(op), constants.of(op.inputs[1])
     if at is None or not at.size or numbers.operand_batching_dims or 0 in op.outputs[0].shape:
         return None
@@ -339,13 +379,12 @@ def _gathered(op: Op, constants: Constants) -> Form | None:
     starts = [0] * len(op.inputs[0].shape)
     for d, start in zip(dims.columns, rows[0], strict=True):
         starts[d] = int(start)
-    if frames := _frames(at, dims):
-        return (partial(_read_frames, dims=dims, frames=frames), op.inputs[:1]) if _is_whole(op, dims) else None
     if len(rows) > 1:
         stride, d = _progression(rows, dims.queries), dims.columns[0]
-        if stride is None and _is_whole(op, dims) and (runs := _runs(at, dims)):
-            return partial(_read_runs, dims=dims, runs=runs), op.inputs[:1]
-        if stride is None or dims.sizes[d] != 1 or d not in numbers.collapsed_slice_dims:
+        if stride is None:
+            ranges = _ranges(op, at, dims)
+            return None if ranges is None else (ranges.read, op.inputs[:1])
+        if d not in numbers.collapsed_slice_dims:
             return None
         n, few = op.inputs[0].shape[d], len(rows) <= FEW
         if few and SPARSE * len(rows) < n and stride * len(rows) != n:
@@ -354,47 +393,6 @@ def _gathered(op: Op, constants: Constants) -> Form | None:
         return lambda x: jnp.moveaxis(lax.slice_in_dim(x, first, last, stride, d), d, dims.queries[0]), op.inputs[:1]
     ends = [start + n for start, n in zip(starts, op.params["slice_sizes"], strict=True)]
     return lambda x: lax.slice(x, starts, ends).reshape(op.outputs[0].shape), op.inputs[:1]
-
-
-def _is_whole(op: Op, dims: Lookup) -> bool:
-    """Whether a lookup along one dim reads or writes all elements along the others."""
-    sizes = enumerate(zip(op.inputs[0].shape, dims.sizes, strict=True))
-    return all(n == m for d, (n, m) in sizes if d != dims.columns[0])
-
-
-def _read_runs(x: jax.Array, dims: Lookup, runs: Sequence[range]) -> jax.Array:
-    d = dims.columns[0]
-    parts = [lax.slice_in_dim(x, run.start, run.stop, axis=d) for run in runs]
-    return jnp.moveaxis(lax.concatenate(parts, d), d, dims.queries[0])
-
-
-def _add_runs(x: jax.Array, y: jax.Array, dims: Lookup, runs: Sequence[range]) -> jax.Array:
-    d = dims.columns[0]
-    rows, zero, at = jnp.moveaxis(y, dims.queries[0], d), jnp.zeros((), y.dtype), 0
-    for run in runs:
-        part = lax.slice_in_dim(rows, at, at + len(run), axis=d)
-        amounts = (run.start, x.shape[d] - run.stop, 0)
-        x += lax.pad(part, zero, [amounts if e == d else (0, 0, 0) for e in range(x.ndim)])
-        at += len(run)
-    return x
-
-
-def _read_frames(x: jax.Array, dims: Lookup, frames: Frames) -> jax.Array:
-    (d,), (first, second) = dims.columns, dims.queries
-    reach = frames.hop * (frames.length - 1) + 1
-    columns = [lax.slice_in_dim(x, start, start + reach, frames.hop, d) for start in frames.starts]
-    return jnp.moveaxis(jnp.stack(columns, d + 1), (d, d + 1), (second, first) if frames.turned else (first, second))
-
-
-def _add_frames(x: jax.Array, y: jax.Array, dims: Lookup, frames: Frames) -> jax.Array:
-    (d,), (first, second) = dims.columns, dims.queries
-    columns = jnp.moveaxis(y, (second, first) if frames.turned else (first, second), (d, d + 1))
-    reach, zero = frames.hop * (frames.length - 1) + 1, jnp.zeros((), y.dtype)
-    for j, start in enumerate(frames.starts):
-        amounts = (start, x.shape[d] - start - reach, frames.hop - 1)
-        column = lax.index_in_dim(columns, j, d + 1, keepdims=False)
-        x += lax.pad(column, zero, [amounts if e == d else (0, 0, 0) for e in range(x.ndim)])
-    return x
 
 
 def _read(op: Op, constants: Constants) -> Form | None:
@@ -409,7 +407,7 @@ def _read(op: Op, constants: Constants) -> Form | None:
 
 
 def _scattered(op: Op, constants: Constants) -> Form | None:
-    """An update of every ``stride``-th position, as a selection; frames that are added up, as a sum of shifts."""
+    """An update of every ``stride``-th position, as a selection; ranges that are added up, as a sum of shifts."""
     window = written_window(op, constants)
     if window is None:
         return _added(op, constants) if op.name == "scatter-add" else None
@@ -422,30 +420,21 @@ def _scattered(op: Op, constants: Constants) -> Form | None:
 
 
 def _added(op: Op, constants: Constants) -> Form | None:
-    """Frames or runs that are added up, as autodiff writes it for a gather of them: a sum of shifts."""
-    numbers, dims, at = op.params["dimension_numbers"], scatter_dims(op), constants.of(op.inputs[1])
-    if at is None or not at.size or numbers.operand_batching_dims or not _is_whole(op, dims):
+    """Ranges that are added up, as autodiff writes it for a gather of them: a sum of shifts."""
+    dims, at = scatter_dims(op), constants.of(op.inputs[1])
+    if at is None or not at.size or op.params["dimension_numbers"].operand_batching_dims:
         return None
-    if np.any(at < 0) or np.any(at > dims.limits[0]):
+    ranges = _ranges(op, at, dims)
+    if ranges is None or np.any(at < 0) or np.any(at > dims.limits[0]):
         return None
-    operands = op.inputs[0], op.inputs[2]
-    if frames := _frames(at, dims):
-        return partial(_add_frames, dims=dims, frames=frames), operands
-    runs = _runs(at, dims)
-    return None if runs is None else (partial(_add_runs, dims=dims, runs=runs), operands)
+    return ranges.added, (op.inputs[0], op.inputs[2])
 
 
 def _strided_update(x: jax.Array, y: jax.Array, window: Window, d: int, combine: Combine) -> jax.Array:
-    low, stride, count = window.starts[d], window.strides[d], window.sizes[d]
     order = [place for place in window.places if place is not None]
     moved = lax.transpose(y, order).reshape(window.sizes)
-    high = x.shape[d] - low - (count - 1) * stride - 1
-    spread = lax.pad(
-        moved, jnp.zeros((), y.dtype), [(low, high, stride - 1) if e == d else (0, 0, 0) for e in range(x.ndim)]
-    )
-    at = lax.broadcasted_iota(jnp.int32, x.shape, d) - low
-    inside = (at >= 0) & (at < stride * count) & (lax.rem(at, jnp.full_like(at, stride)) == 0)
-    return lax.select(inside, combine(x, spread), x)
+    places = range(x.shape[d])[window.index[d]]
+    return lax.select(within(x.shape, d, places), combine(x, _put(moved, d, places, x.shape[d])), x)
 
 
 def _sliced(op: Op, constants: Constants) -> Form | None:

@@ -107,6 +107,14 @@ def runs(x):
     return x[which] * 2, x[:, columns], x[np.array([3, 1, 0, 5])], x.at[which].add(x[which] ** 2), outside
 
 
+def kept_dims(x):
+    """Lookups of blocks of one element, whose dim the result keeps."""
+    row, n = x[:, 0], len(x)
+    each = jax.vmap(lambda i: lax.dynamic_slice_in_dim(row, i, 1))
+    frames, runs, strided = np.arange(n - 2)[:, None] + np.arange(3), np.r_[2 : n - 1, 0:5], np.arange(0, n, 2)
+    return jax.vmap(each)(frames), each(runs) * 2, each(strided)
+
+
 def between(x):
     return lax.pad(x[1:], 2.0, ((3, 2, 1), (0, 0, 0))), lax.pad(x, 0.0, ((-1, 4, 2), (1, -1, 0)))
 
@@ -180,6 +188,7 @@ WITH_GRADIENTS = (
     between,
     frames,
     runs,
+    kept_dims,
 )
 FORWARD = (positions, sorted_inside, kinds_of_updates, outside, shifted_sums)
 
