@@ -108,7 +108,7 @@ def train(
             evaluate_every,
             keep=keep,
             keep_every=keep_every,
-            only_finite=on_nan is not OnNaN.ignore,
+            only_finite=on_nan is OnNaN.stop,
         )
         outcome = session.train(run, accept_changes, resume or group.is_supervised())
     if as_json and session.is_first:

@@ -81,9 +81,6 @@ class ShuffledRecords:
     def __len__(self) -> int:
         return maxsize
 
-    def __getitem__(self, position: int) -> Batch:
-        return {name: array[0] for name, array in self.take(np.array([position])).items()}
-
     def take(self, positions: np.ndarray) -> Batch:
         """Returns the records at these positions of all epochs."""
         epochs, rows = np.divmod(positions, len(self.records))

@@ -85,6 +85,11 @@ class Checkpoints:
         step: int | None = self._manager.latest_step()
         return step
 
+    @property
+    def _steps(self) -> list[int]:
+        """The steps after which there is a checkpoint, the newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
+
     def save(self, step: int, state: State) -> None:
         """Start to save the state after ``step`` steps; the one saved before is complete when this returns.
 
@@ -125,8 +130,7 @@ class Checkpoints:
 
     def newest_facts(self) -> dict[str, Any]:
         """Return the facts of the newest checkpoint whose facts can be read; nothing if there is none."""
-        steps = sorted(self._manager.all_steps(), reverse=True)
-        return next(filter(None, map(self.facts, steps)), {})
+        return next(filter(None, map(self.facts, self._steps)), {})
 
     def restore_newest(self, state: State) -> tuple[int, State] | None:
         """Return the steps done and the state of the newest checkpoint that is intact; None without checkpoints.
@@ -142,7 +146,7 @@ class Checkpoints:
           CheckpointError: none is intact.
         """
         self.wait()
-        steps = sorted(self._manager.all_steps(), reverse=True)
+        steps = self._steps
         for step in steps:
             fault, found = self._restore(step, state)
             if not fault:
@@ -276,4 +280,4 @@ class _FactsSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 @ocp.args.register_with_handler(_FactsHandler, for_restore=True)
 @dataclass
 class _FactsRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    pass
+    """Nothing; orbax takes no handler without it."""

@@ -2,7 +2,7 @@
 
 jax finds the others itself under SLURM, OpenMPI 4, Kubernetes and on Cloud TPUs. Of launchers that jax does not know,
 the table has the variables; where none of them has the address of process 0, ``JAX_COORDINATOR_ADDRESS`` gives it, and
-processes of one machine need none. With that address stated, number and rank are still the launcher's.
+processes of one machine need none. With that address stated, number and rank are still those of the launcher.
 """
 
 import os
@@ -27,6 +27,7 @@ class Launcher:
       index: variable with the number of this one.
       mark: variable that is set only in a process that it has launched.
       address: of process 0, as far as the variables say; empty where jax finds it, or nobody does.
+      lists_hosts: whether ``count`` lists hosts.
     """
 
     name: str
@@ -44,9 +45,7 @@ class Launcher:
         if self.lists_hosts:
             return text.count(",") + 1
         if not text.isdigit():
-            raise ArgumentError(
-                f"{self.count}={text!r} is no number of processes: {self.name} sets it, or leave it out"
-            )
+            raise ArgumentError(f"{self.count}={text!r} is not a number of processes: correct it, or unset it")
         return int(text)
 
 

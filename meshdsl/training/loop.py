@@ -34,6 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from meshdsl.errors import NonFiniteError
 from meshdsl.training.batches import Feed, ReadAhead, ReadingStopped
 from meshdsl.training.checkpoint import Checkpoints, State
+from meshdsl.training.folder import CHECKPOINTS, METRICS
 from meshdsl.training.metrics import History, Metrics, MetricsFile
 
 # ---- Progress bar ----------------------------------------------------------------------------------------------------
@@ -163,7 +164,6 @@ class StopSignal:
 
 # ---- Loop ------------------------------------------------------------------------------------------------------------
 
-CHECKPOINTS = "checkpoints"  # their folder in that of a run
 Step = Callable[..., Any]
 Evaluate = Callable[..., Mapping[str, Any]]
 
@@ -245,7 +245,7 @@ def train(
     with ExitStack() as stack:
         bar = stack.enter_context(TrainingBar(run.steps, done, run.unit, shown=_is_first()))
         stop = stack.enter_context(StopSignal(bar.stopping))
-        record = stack.enter_context(MetricsFile(run.folder / "metrics.jsonl" if _is_first() else None, done))
+        record = stack.enter_context(MetricsFile(run.folder / METRICS if _is_first() else None, done))
         checkpoints = stack.enter_context(run.checkpoints())
         return _Loop(step, run, bar, record, checkpoints, evaluate, state, done).train(feed, stop)
 

@@ -22,11 +22,11 @@ import jax
 
 from meshdsl.errors import DeviceError
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.training.folder import METRICS
 from meshdsl.training.launchers import ADDRESS, COUNT, INDEX, launcher, process_count, rendezvous
 
 PARENT = "MESHDSL_PARENT"  # process that started this one, and with which it ends
 STACKS = signal.SIGUSR1  # on which a process writes the stacks of its threads
-PROGRESS = "metrics.jsonl"  # of a run's folder, which grows with the steps
 HOUR = 3600.0
 FINAL = (2, 3, 5)  # exit statuses of a process that would end so again: bad input, no plan, not finite
 STOPPED = 128 + signal.SIGTERM  # exit status of a process that received SIGTERM, saved and ended
@@ -96,11 +96,11 @@ class Supervision:
 
 
 def start(command: Sequence[str], count: int, folder: Path, supervision: Supervision | None = None) -> int:
-    """Runs ``count`` processes of a Python command on this machine; returns 0, its status if one ended
-    with one that will not change, or 1 if one failed.
+    """Runs ``count`` processes of a Python command on this machine, and returns an exit status.
 
-    The output of the first one is shown, that of the others is in ``folder/process-1.log`` and so on. SIGTERM and
-    Ctrl-C are forwarded to all; the result is then 128 and the signal, as of one process.
+    It is 0 if all end well, 1 if one fails, and the status of a process whose failure would repeat (``FINAL``). SIGTERM
+    and Ctrl-C are forwarded to all; the status is then 128 and the signal, as of one process. The output of the first
+    process is shown, that of the others is in ``folder/process-1.log`` and so on.
 
     Args:
       command: arguments of Python.
@@ -183,7 +183,7 @@ class _Group:
 
     def _hangs(self) -> bool:
         """Whether a step was done since the start, and none for as long as is allowed."""
-        file = self.folder / PROGRESS
+        file = self.folder / METRICS  # which grows with the steps
         if self.supervision.hang is None or not file.exists():
             return False
         last = file.stat().st_mtime

@@ -30,8 +30,8 @@ from meshdsl.trace.objects import holds_objects
 from meshdsl.trace.pure_step import Maker
 from meshdsl.training.batches import Batches, describe, sharded_feed
 from meshdsl.training.checkpoint import State
-from meshdsl.training.folder import check_free, shared_folder
-from meshdsl.training.loop import CHECKPOINTS, Outcome, Run, Step, restore_newest, train
+from meshdsl.training.folder import CHECKPOINTS, METRICS, check_free, shared_folder
+from meshdsl.training.loop import Outcome, Run, Step, restore_newest, train
 from meshdsl.util.terminal import print_fitted, terminal
 
 _REQUIRED = {  # fields of a program that training needs, with their purpose
@@ -120,14 +120,14 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
     return train(step, start, sharded_feed(batches, example, batch_places), run, done, program.evaluate)
 
 
-def identity(program: Program, plan: PlanData) -> dict[str, Any]:
-    """Returns what a run is of, as JSON: what it has to be of when it is resumed, whatever its mesh and plan."""
+def identity(program: Program, plan: PlanData, batches: Any) -> dict[str, Any]:
+    """Returns what has to be the same when a run is resumed, on whatever mesh: step, types of a batch, and data."""
     *_, batch = program.args
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     return {
         "step": f"{plan.name} {plan.fingerprint[:16]}",
         "batch": ", ".join(f"{keystr(path, simple=True, separator='/')}: {_type(x)}" for path, x in leaves),
-        "data": describe(required(program.batches)()),
+        "data": describe(batches),
     }
 
 
@@ -280,12 +280,13 @@ class Session:
             if not resume:
                 check_new(run.folder)
             sharded, plan = self._plan()
-            run = replace(run, facts=identity(self.program, plan))
+            batches = required(self.program.batches)()
+            run = replace(run, facts=identity(self.program, plan, batches))
             check_same(run, accept_changes)
             if self.is_first:
                 plan.save(run.folder / "plan.json")
             self._console.print(f"\nthe whole plan: {run.folder / 'plan.json'}", markup=False)
-            _, outcome = train_program(sharded, self.program, run)
+            _, outcome = train_program(sharded, replace(self.program, batches=lambda: batches), run)
             if self.is_first:
                 self._report(outcome, run)
         return outcome
@@ -303,4 +304,4 @@ class Session:
         if outcome.stopped:
             self._console.print(f"stopped after step {outcome.done} of {run.steps}; --resume continues")
         picture = draw_curves(outcome.history, run.folder / "curves.png")
-        self._console.print(f"curves: {picture}   metrics: {run.folder / 'metrics.jsonl'}", markup=False)
+        self._console.print(f"curves: {picture}   metrics: {run.folder / METRICS}", markup=False)

@@ -122,6 +122,13 @@ def test_steps_that_are_not_finite_are_skipped(tmp_path):
     assert outcome.done == 12 and 2 < len(kept) < 10 and kept[-1] < kept[0]
 
 
+def test_the_command_skips_what_is_not_finite_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("TINY_RATE", "1e30")  # the first step is finite, and no other one
+    status, _ = run("--folder", tmp_path, "--steps", 6, "--on-nan", "skip")
+    assert status == 0 and saved(tmp_path) == 6
+    assert [value is None for value in losses(tmp_path)] == [False, *[True] * 5]
+
+
 def test_a_run_without_numbers_ends_with_a_status_of_its_own(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TINY_RATE", "1e30")
     monkeypatch.setattr(sys, "argv", ["meshdsl", "train", TINY, "--folder", str(tmp_path / "a"), "--steps", "20"])

@@ -69,7 +69,8 @@ def test_number_rank_and_address_are_the_launchers(environment, count, found):
 
 
 def test_a_number_of_processes_that_is_none():
-    with pytest.raises(ArgumentError, match="JAX_NUM_PROCESSES='two' is no number of processes"):
+    message = "JAX_NUM_PROCESSES='two' is not a number of processes: correct it, or unset it"
+    with pytest.raises(ArgumentError, match=message):
         process_count({**AT, "JAX_NUM_PROCESSES": "two"})
 
 
