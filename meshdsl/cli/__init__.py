@@ -19,8 +19,9 @@ import meshdsl
 from meshdsl.cli import plan, topology
 from meshdsl.cli.report import report
 from meshdsl.cli.search import search
-from meshdsl.cli.statuses import CLOSED_PIPE, message_of, status_of
+from meshdsl.cli.statuses import message_of, status_of
 from meshdsl.cli.train import train
+from meshdsl.util.exit_status import CLOSED_PIPE
 from meshdsl.util.text import visible
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})

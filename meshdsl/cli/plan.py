@@ -26,8 +26,8 @@ from meshdsl.cli.options import (
 )
 from meshdsl.cli.output import check_writable, show, working
 from meshdsl.cli.programs import load_mesh, load_program
-from meshdsl.cli.statuses import CHANGED, DIFFERENT_PROGRAM
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.util.exit_status import CHANGED, DIFFERENT_PROGRAM
 
 if TYPE_CHECKING:  # these import jax, which help texts do without
     from meshdsl.api import Program

@@ -17,8 +17,8 @@ from meshdsl.cli.options import (
 )
 from meshdsl.cli.output import check_writable, out, show, working
 from meshdsl.cli.programs import load_program, load_topology_named
-from meshdsl.cli.statuses import INFEASIBLE
 from meshdsl.errors import ArgumentError
+from meshdsl.util.exit_status import INFEASIBLE
 from meshdsl.util.text import visible
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 An error of meshdsl says itself what is wrong. Any other error that comes out of the program's own code, while its file
 is read or its step traced, is reported with the line that raised it. An error without such a line is a fault of
-meshdsl, and keeps its traceback. ``docs/reference/cli.md`` has the table of statuses.
+meshdsl, and keeps its traceback.
 """
 
 import sysconfig
@@ -10,10 +10,8 @@ from pathlib import Path
 from traceback import extract_tb
 
 from meshdsl.errors import CheckError, MemoryLimitError, MeshDSLError, NonFiniteError, VerifyError
+from meshdsl.util.exit_status import BAD_INPUT, CHANGED, INFEASIBLE, NON_FINITE, OWN_FAULT
 
-CHANGED, BAD_INPUT, INFEASIBLE, DIFFERENT_PROGRAM, NON_FINITE = 1, 2, 3, 4, 5
-OWN_FAULT = 70  # EX_SOFTWARE of sysexits.h
-CLOSED_PIPE = 141  # 128 + SIGPIPE, as of a program that the signal ends
 _PACKAGE = Path(__file__).resolve().parent.parent
 _OWN = tuple(f"{folder}/" for folder in (_PACKAGE, _PACKAGE.parent / "lowering", _PACKAGE.parent / "layouts"))
 _LIBRARIES = (*_OWN, sysconfig.get_path("stdlib") + "/", sysconfig.get_path("purelib") + "/", "<")

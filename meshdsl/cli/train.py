@@ -82,21 +82,22 @@ def train(
     from meshdsl.lowering.shardings import devices_for
 
     try:
-        from meshdsl.training import multihost as group
+        from meshdsl.training import supervisor
         from meshdsl.training.launchers import process_count
         from meshdsl.training.loop import Run
+        from meshdsl.training.multihost import is_supervised, join
         from meshdsl.training.run import Session, check_folder, skipping
     except ModuleNotFoundError as error:
         raise MeshDSLError(f"training needs {error.name}: pip install 'meshdsl[train]'") from error
 
     over = load_mesh(mesh, topology)
     folder = folder or Path("runs") / short_name(program)
-    if process_count() == 1 and not group.is_supervised():
+    if process_count() == 1 and not is_supervised():
         check_folder(folder, resume)
         if processes > 1 or restarts:
-            supervision = group.Supervision(restarts, hang_timeout, grace)
-            raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder, supervision))
-    group.join(over)
+            supervision = supervisor.Supervision(restarts, hang_timeout, grace)
+            raise typer.Exit(supervisor.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder, supervision))
+    join(over)
     with output_to_stderr() if as_json else nullcontext():
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
         devices_for(over)  # refuses too few before a plan takes its time
@@ -110,7 +111,7 @@ def train(
             keep_every=keep_every,
             only_finite=on_nan is OnNaN.stop,
         )
-        outcome = session.train(run, accept_changes, resume or group.is_supervised())
+        outcome = session.train(run, accept_changes, resume or is_supervised())
     if as_json and session.is_first:
         show("train", "", _facts(outcome, folder), as_json)
     if outcome.stopped:

