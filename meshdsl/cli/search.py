@@ -65,7 +65,7 @@ def search(
             devices=devices,
             topology=load_topology_named(topology) if topology else None,
             axes=None if axes is None else axes.split(","),
-            microbatches=_numbers("microbatches", microbatches) if microbatches else None,
+            microbatches=_numbers("microbatches", microbatches) if microbatches is not None else None,
             schedules=schedule.split(","),
             chunks=_numbers("chunks", chunks),
             recompute=recompute.split(","),

@@ -18,7 +18,7 @@ the pieces, as in gradients.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import accumulate
 
@@ -66,7 +66,7 @@ def _with_regions(program: TracedProgram) -> TracedProgram | None:
     apart = program.graph
     while (joined := _joined_class(apart)) is not None:
         apart = dce(_Splitter(apart, *joined).graph())
-    aligned = align_shifts(apart, far=True, roundness=program.roundness)
+    aligned = align_shifts(apart, program.roundness, far=True)
     if aligned is program.graph:
         return None
     graph = copied(dce(aligned))
@@ -144,57 +144,99 @@ def _runs(op: Op, d: int) -> bool:
     return op.name in _RUNNING and op.params["axis"] == d and RUNNING[op.name](op.outputs[0].dtype) is not None
 
 
+@dataclass
+class _DimClass:
+    """What a graph does with a class of dims that are treated alike.
+
+    Args:
+      dims: its dim of each value that has one.
+      joints: of the concatenations and pads that make it; None for one that cuts.
+      cuts: places that slices, splits and pads take out of it; None where they pad.
+      reduced, running: whether it ends in reductions; whether it passes running ones.
+      in_product: whether it is a dim of a product.
+      fixed: whether something needs it whole.
+    """
+
+    dims: dict[int, int] = field(default_factory=dict)
+    joints: set[Joints | None] = field(default_factory=set)
+    cuts: set[Places | None] = field(default_factory=set)
+    reduced: bool = False
+    running: bool = False
+    in_product: bool = False
+    fixed: bool = False
+
+    def add(self, op: Op, i: int, d: int, tied: bool) -> None:
+        """Adds dim ``d`` of operand or (counted on) result ``i`` of an operation; ``tied`` if others have it too."""
+        is_result = i >= len(op.inputs)
+        value = (*op.inputs, *op.outputs)[i]
+        assert isinstance(value, Value)
+        if self.dims.setdefault(value.id, d) != d:  # two dims of one array
+            self.fixed = True
+        self.in_product |= op.name == "dot_general"
+        if op.bodies or op.manual or op.effects:
+            self.fixed = True
+        elif _combines(op, i, d):
+            self.reduced = True
+        elif op.name in _ALIKE and _touched(op, d):
+            if op.name in ("concatenate", "pad") and is_result:
+                self.joints.add(_joints(op, d))
+            elif op.name != "concatenate" and not is_result:
+                self.cuts.update(_cut_out(op, d))
+            else:
+                self.fixed = True
+        elif _runs(op, d):
+            self.running = True
+        elif not tied or op.name not in _ALIKE | _COMBINE.keys() | _RUNNING.keys():
+            self.fixed = True
+
+    def separable(self, graph: Graph) -> Joints | None:
+        """The joints at which the class can be taken apart; None if it cannot."""
+        own, *others = self.joints
+        if own is None or others or self.fixed or not (self.reduced or self.cuts) or not self.cuts <= {*own.pieces}:
+            return None
+        if not 1 < len(own.sizes) <= MOST_PIECES or min(own.sizes) == 0:
+            return None
+        if own.rest and (self.running or _counts_along(graph, self.dims)):  # which padding takes no part in
+            return None
+        return own
+
+
 def _joined_class(graph: Graph) -> tuple[dict[int, int], Joints] | None:
     """Returns the dims, by value, of a class that can be taken apart, and its joints; None if there is none."""
     if not any(op.name in ("concatenate", "pad") for op in graph.ops):
         return None
     classes = DimClasses()
     classes.add(graph, 1.0)
-    joints: dict[ValueDim, set[Joints | None]] = {}
-    cuts: dict[ValueDim, set[Places | None]] = {}
-    found: dict[ValueDim, dict[int, int]] = {}
-    reduced, running, in_products = set[ValueDim](), set[ValueDim](), set[ValueDim]()
-    fixed = {classes.find((v.id, d)) for v in graph.inputs for d in range(len(v.shape))}
-    for op in graph.ops:
-        atoms, groups = (*op.inputs, *op.outputs), aligned_groups(op)
-        tied = {port for group in groups for port in group.ports}
-        alike = not op.bodies and not op.manual and not op.effects
-        places = [(i, d, x) for i, x in enumerate(atoms) if isinstance(x, Value) for d in range(len(x.shape))]
-        for i, d, x in places:
-            c, result = classes.find((x.id, d)), i >= len(op.inputs)
-            if found.setdefault(c, {}).setdefault(x.id, d) != d:
-                fixed.add(c)  # two dims of one array
-            if op.name == "dot_general":
-                in_products.add(c)
-            if alike and _combines(op, i, d):
-                reduced.add(c)
-            elif alike and op.name in _ALIKE and _touched(op, d):
-                if op.name in ("concatenate", "pad") and result:
-                    joints.setdefault(c, set()).add(_joints(op, d))
-                elif op.name != "concatenate" and not result:
-                    cuts.setdefault(c, set()).update(_cut_out(op, d))
-                else:
-                    fixed.add(c)
-            elif alike and _runs(op, d):
-                running.add(c)
-            elif not alike or op.name not in _ALIKE | _COMBINE.keys() | _RUNNING.keys() or (i, d) not in tied:
-                fixed.add(c)
-    cut, made_of = set[ValueDim](), dict[ValueDim, set[ValueDim]]()
+    shorter, sources = set[ValueDim](), dict[ValueDim, set[ValueDim]]()  # classes that are cut; what each is made of
     for s in classes.shifts:
         source, made = classes.find(s.source), classes.find(s.result)
-        made_of.setdefault(made, set()).add(source)
-        cut.update({made} if classes.size[s.source] > classes.size[s.result] else ())
-    for c, kinds in joints.items():
-        (own, *others) = kinds
-        ends = c in reduced or c in cuts
-        if own is None or others or c in fixed or not ends or not cuts.get(c, set()) <= {*own.pieces}:
-            continue
-        if (own.rest and c in running) or (c in in_products and made_of[c] <= cut):  # pieces that are split no better
-            continue
-        few = 1 < len(own.sizes) <= MOST_PIECES and min(own.sizes) > 0
-        if few and not (own.rest and _counts_along(graph, found[c])):
-            return found[c], own
+        sources.setdefault(made, set()).add(source)
+        if classes.size[s.source] > classes.size[s.result]:
+            shorter.add(made)
+    for c, joined in _joined_classes(graph, classes).items():
+        joints = joined.separable(graph)
+        if joints is not None and not (joined.in_product and sources[c] <= shorter):  # pieces that are split no better
+            return joined.dims, joints
     return None
+
+
+def _joined_classes(graph: Graph, classes: DimClasses) -> dict[ValueDim, _DimClass]:
+    """Returns the classes that concatenations and pads make, the first one first."""
+    found: dict[ValueDim, _DimClass] = {}
+    joined: dict[ValueDim, _DimClass] = {}
+    for v in graph.inputs:
+        for d in range(len(v.shape)):
+            found.setdefault(classes.find((v.id, d)), _DimClass()).fixed = True
+    for op in graph.ops:
+        tied = {port for group in aligned_groups(op) for port in group.ports}
+        for i, x in enumerate((*op.inputs, *op.outputs)):
+            for d in range(len(x.shape) if isinstance(x, Value) else 0):
+                c = classes.find((x.id, d))
+                each = found.setdefault(c, _DimClass())
+                each.add(op, i, d, (i, d) in tied)
+                if each.joints:
+                    joined.setdefault(c, each)
+    return joined
 
 
 def _counts_along(graph: Graph, dims: dict[int, int]) -> bool:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from meshdsl.ir.graph import Atom, Graph, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, Split
+from meshdsl.layouts.roundness import POWERS_OF_TWO
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.collectives import identity
 from meshdsl.lowering.local.registry import position, time_axis_at
@@ -224,7 +225,7 @@ class Branches:
         examples = jax.ShapeDtypeStruct((self.examples,), jnp.int32)
         buffers = received, gradients if side.is_backward else ()
         closed = jax.make_jaxpr(run)(jnp.int32(0), examples, arrays, *buffers)
-        return Branch(frozenset(i for i, _ in reads), annotate(run_passes(read_jaxpr(closed))))
+        return Branch(frozenset(i for i, _ in reads), annotate(run_passes(read_jaxpr(closed), POWERS_OF_TWO)))
 
     @cached_property
     def flops(self) -> list[list[float]]:

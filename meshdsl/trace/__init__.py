@@ -89,7 +89,8 @@ def trace_call(
     cuts: bool = False,
     devices: DeviceMap | None = None,
     keep: bool = True,
-    roundness: Roundness = POWERS_OF_TWO,
+    *,
+    roundness: Roundness,
 ) -> TracedProgram:
     """Returns the program of a call that has been flattened; other arguments are those of ``trace``.
 

@@ -83,6 +83,7 @@ def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch, capsys):
         (("plan", "wrong.py", "--html", "."), "cannot write '.': it is a folder"),
         (("search", "wrong.py", "--devices", "2", "--save", "none/p.json"), "there is no folder 'none'"),
         (("search", "wrong.py", "--devices", "2", "--microbatches", "1,x"), "--microbatches: '1,x', not numbers"),
+        (("search", "wrong.py", "--devices", "2", "--microbatches", ""), "--microbatches: '', not numbers such as 1,8"),
     ],
 )
 def test_names_of_nothing(folder, options, said, monkeypatch, capsys):

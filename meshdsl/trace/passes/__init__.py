@@ -37,7 +37,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshdsl.ir.graph import Graph
-from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
+from meshdsl.layouts.roundness import Roundness
 from meshdsl.trace.passes.align_shifts import align_shifts
 from meshdsl.trace.passes.canonicalize import (
     fold_broadcast_slices,
@@ -60,7 +60,7 @@ from meshdsl.trace.passes.sum_shifts import sum_shifts
 Pass = Callable[[Graph], Graph]
 
 
-def passes(roundness: Roundness = POWERS_OF_TWO) -> tuple[Pass, ...]:
+def passes(roundness: Roundness) -> tuple[Pass, ...]:
     """Returns the passes, in order; ``roundness`` says which lengths the mesh divides."""
     return (
         remove_identities,
@@ -89,7 +89,7 @@ def passes(roundness: Roundness = POWERS_OF_TWO) -> tuple[Pass, ...]:
     )
 
 
-def run_passes(graph: Graph, roundness: Roundness = POWERS_OF_TWO) -> Graph:
+def run_passes(graph: Graph, roundness: Roundness) -> Graph:
     """Returns the graph after all passes."""
     for run in passes(roundness):
         graph = run(graph)

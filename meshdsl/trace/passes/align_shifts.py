@@ -29,7 +29,7 @@ from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.index import producers
 from meshdsl.ir.manual import read_axes
 from meshdsl.ir.rewrite import fresh_ids, values
-from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
+from meshdsl.layouts.roundness import Roundness
 from meshdsl.rules.dim_groups import DimGroup, padded_params
 from meshdsl.rules.indexing import COMBINE
 from meshdsl.trace.passes.alignment import (
@@ -50,9 +50,9 @@ _PLAIN: Form = frozenset()
 _MOVES = frozenset({"slice", "split", "pad", "concatenate", *COMBINE})
 
 
-def align_shifts(graph: Graph, far: bool = False, roundness: Roundness = POWERS_OF_TWO) -> Graph:
+def align_shifts(graph: Graph, roundness: Roundness, far: bool = False) -> Graph:
     """Returns the graph with such computations on whole dims; with ``far``, on much longer ones."""
-    placed = aligned_dims(graph, far, roundness)
+    placed = aligned_dims(graph, roundness, far)
     return _Aligner(graph, placed, fresh_ids(graph)).graph() if placed else graph
 
 

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.index import producers
-from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
+from meshdsl.layouts.roundness import Roundness
 from meshdsl.rules.dim_groups import ELEMENTWISE, REDUCTIONS, RUNNING, DimGroup, dim_groups
 from meshdsl.rules.indexing import COMBINE
 from meshdsl.trace.passes.static_windows import SHORTER, Constants, Window, written_window
@@ -235,13 +235,13 @@ def _value_dims(op: Op, atoms: tuple[Atom, ...], group: DimGroup) -> Iterator[Va
 # ---- Grids and offsets -----------------------------------------------------------------------------------------------
 
 
-def aligned_dims(graph: Graph, far: bool = False, roundness: Roundness = POWERS_OF_TWO) -> dict[ValueDim, Place]:
+def aligned_dims(graph: Graph, roundness: Roundness, far: bool = False) -> dict[ValueDim, Place]:
     """Returns the dims of a graph and its bodies that are put on a grid longer than they are.
 
     Args:
+      roundness: how well the mesh divides a length.
       far: instead of those of nearly equal length, put those on a grid that are much shorter, and only reduced or put
         back, and need not move.
-      roundness: how well the mesh divides a length.
     """
     if not _has_shifts(graph, far):
         return {}

@@ -21,7 +21,7 @@ from jax import lax
 
 from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.rewrite import Table, fresh_ids, look_up, substitute, with_ops
-from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
+from meshdsl.layouts.roundness import Roundness
 from meshdsl.rules.dim_groups import ELEMENTWISE, dim_groups, padded_params
 from meshdsl.trace.passes.static_windows import slice_starts
 from meshdsl.trace.read_jaxpr import written
@@ -33,7 +33,7 @@ MUCH_ROUNDER = 16  # times as many devices split the slice as the whole dim: the
 Range = tuple[int, int, int]  # a dim, and the first and one past the last of its elements
 
 
-def push_slices(graph: Graph, roundness: Roundness = POWERS_OF_TWO) -> Graph:
+def push_slices(graph: Graph, roundness: Roundness) -> Graph:
     """Returns the graph with slices of dims that are longer than their grid pushed to what they are computed from."""
     return _pushed(graph, fresh_ids(graph), roundness)
 
