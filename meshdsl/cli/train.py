@@ -1,5 +1,6 @@
 """``meshdsl train``: plan a program's step, and train with exactly that plan."""
 
+import os
 import sys
 from contextlib import nullcontext
 from enum import StrEnum
@@ -24,7 +25,7 @@ from meshdsl.cli.options import (
 )
 from meshdsl.cli.output import output_to_stderr, show
 from meshdsl.cli.programs import load_mesh, load_program, short_name
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import ArgumentError, MeshDSLError
 
 if TYPE_CHECKING:
     from meshdsl.training.loop import Outcome
@@ -66,10 +67,24 @@ def train(
     ] = False,
     processes: Annotated[int, typer.Option(min=1, help="processes to start on this machine")] = 1,
     restarts: Annotated[int, typer.Option(min=0, help="most restarts per hour when a process dies or hangs")] = 0,
-    hang_timeout: Annotated[
-        float | None, typer.Option(min=1, help="seconds without a step after which processes are restarted")
+    min_processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="fewest processes to go on with when some cannot be restarted; default: all"),
     ] = None,
+    grow_after: Annotated[
+        float, typer.Option(min=0, help="seconds until all processes are tried again; doubled when that fails")
+    ] = 600.0,
+    hang_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="seconds without a step that are a hang; default: 20 times the median step, at least 60"
+        ),
+    ] = None,
+    start_timeout: Annotated[
+        float, typer.Option(min=1, help="seconds until the first step that are a hang; also to evaluate or save")
+    ] = 1800.0,
     grace: Annotated[float, typer.Option(min=0, help="seconds to save and end on SIGTERM")] = 120.0,
+    plan_ahead: Annotated[bool, typer.Option("--plan-ahead", hidden=True)] = False,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program's training step, and train with that plan, in one process or several.
@@ -85,7 +100,8 @@ def train(
         from meshdsl.training import supervisor
         from meshdsl.training.launchers import process_count
         from meshdsl.training.loop import Run
-        from meshdsl.training.multihost import is_supervised, join
+        from meshdsl.training.multihost import end_with_supervisor, is_supervised, join
+        from meshdsl.training.progress import Patience
         from meshdsl.training.run import Session, check_folder, skipping
     except ModuleNotFoundError as error:
         raise MeshDSLError(f"training needs {error.name}: pip install 'meshdsl[train]'") from error
@@ -95,13 +111,23 @@ def train(
     if process_count() == 1 and not is_supervised():
         check_folder(folder, resume)
         if processes > 1 or restarts:
-            supervision = supervisor.Supervision(restarts, hang_timeout, grace)
-            raise typer.Exit(supervisor.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder, supervision))
-    join(over)
+            _check_least(min_processes, processes, restarts)
+            patience = Patience(hang_timeout, start_timeout, save_every, evaluate_every)
+            supervision = supervisor.Supervision(restarts, min_processes, grow_after, grace, patience)
+            raise typer.Exit(supervisor.start(["-m", "meshdsl", *sys.argv[1:]], over, processes, folder, supervision))
+    if plan_ahead:
+        os.nice(19)
+        end_with_supervisor()
+    else:
+        join(over)
     with output_to_stderr() if as_json else nullcontext():
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
+        trained = skipping(loaded) if on_nan is OnNaN.skip else loaded
+        planned = os.environ.get(supervisor.PLANNED_FILE)
+        session = Session(trained, over, rules, memory, is_supervised(), planned)
+        if plan_ahead:
+            return session.plan_ahead(folder)
         devices_for(over)  # refuses too few before a plan takes its time
-        session = Session(skipping(loaded) if on_nan is OnNaN.skip else loaded, over, rules, memory)
         run = Run(
             steps or 0,
             folder,
@@ -116,6 +142,14 @@ def train(
         show("train", "", _facts(outcome, folder), as_json)
     if outcome.stopped:
         raise typer.Exit(128 + outcome.stopped)
+
+
+def _check_least(least: int | None, processes: int, restarts: int) -> None:
+    """Raises ArgumentError unless a run may go on with so few processes."""
+    if least is not None and least > processes:
+        raise ArgumentError(f"--min-processes {least} is more than --processes {processes}")
+    if least is not None and least < processes and not restarts:
+        raise ArgumentError(f"--min-processes {least}: no process is restarted; give --restarts too, such as 10")
 
 
 def _facts(outcome: "Outcome", folder: Path) -> dict[str, Any]:

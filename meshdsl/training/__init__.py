@@ -14,6 +14,10 @@ so a planned step and a plain ``jax.jit`` step train in the same way. Modules in
     loop         steps, evaluations, checkpoints, progress bar, a clean stop
     run          training an ``md.Program``; one run of ``meshdsl train``
     launchers    variables of SLURM, MPI, torchrun, Kubernetes, TPUs: how many processes there are, and where they meet
+    events       events.jsonl, and what every fault cost
+    progress     whether a run makes progress, seen from outside
+    members      which processes go on after a fault
+    contingency  plans for fewer processes, made in advance
     supervisor   processes on this machine, started again when one fails
     multihost    joining the other processes
     evaluate     gathering arrays for evaluation, sampling text

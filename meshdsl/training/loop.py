@@ -34,6 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from meshdsl.errors import NonFiniteError
 from meshdsl.training.batches import Feed, ReadAhead, ReadingStopped
 from meshdsl.training.checkpoint import Checkpoints, State
+from meshdsl.training.events import COMPILED, FIRST_STEP, LAST_STEP, add_event
 from meshdsl.training.folder import CHECKPOINTS, METRICS
 from meshdsl.training.metrics import History, Metrics, MetricsFile
 
@@ -263,6 +264,10 @@ class _Loop:
     _loss: tuple[int, Any] | None = None  # of the last step, not read yet
     _seconds: dict[str, float] = field(default_factory=dict)  # since the last step was recorded: input, save, ...
     _recorded: float = field(default_factory=time.perf_counter)
+    _first: int = 0  # step of this process
+
+    def __post_init__(self) -> None:
+        self._first = self.done + 1
 
     def train(self, feed: Feed, stop: StopSignal) -> tuple[State, Outcome]:
         if self.done >= self.run.steps:
@@ -290,11 +295,14 @@ class _Loop:
                 stopped = stop.after(number) if number < self.run.steps else 0
                 if stopped:
                     break
+        self._note(LAST_STEP, self.done)
         self._save_rest()
         return self.state, Outcome(self.record.history, self.done, stopped)
 
     def _step(self, number: int, batch: Any) -> None:
         *after, loss = self.step(*self.state, batch)
+        if number == self._first:
+            self._note(COMPILED, number)
         self._read_loss()
         self.state, self.done, self._loss = tuple(after), number, (number, loss)
         if self.evaluate is not None and self.run.evaluates(number):
@@ -313,6 +321,8 @@ class _Loop:
         value = float(loss)
         now = time.perf_counter()
         seconds, self._recorded = now - self._recorded, now
+        if number == self._first:
+            self._note(FIRST_STEP, number)
         rate = {f"{self.run.unit}/s": round(self.run.units / seconds, 3)}
         parts = {f"{name} seconds": round(spent, 6) for name, spent in self._seconds.items()}
         self._seconds = {}
@@ -342,6 +352,10 @@ class _Loop:
         self._read_loss()
         if self.done and self.checkpoints.newest != self.done:
             self._save()
+
+    def _note(self, event: str, step: int) -> None:
+        if _is_first():
+            add_event(self.run.folder, event, step=step)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

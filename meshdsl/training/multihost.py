@@ -14,7 +14,7 @@ import jax
 from meshdsl.errors import DeviceError
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.launchers import ADDRESS, COUNT, launcher, process_count, rendezvous
-from meshdsl.training.supervisor import PARENT, STACKS
+from meshdsl.training.supervisor import DEVICES, PARENT, STACKS
 from meshdsl.util.exit_status import STOPPED
 
 
@@ -28,12 +28,15 @@ def join(mesh: Mesh) -> None:
     """
     if is_supervised():
         faulthandler.register(STACKS, all_threads=True)
-        threading.Thread(target=_end_with, args=(int(os.environ[PARENT]),), name="parent", daemon=True).start()
+        end_with_supervisor()
     count = process_count()
     if count and mesh.size % count:
         raise DeviceError(f"mesh {mesh} has {mesh.size} devices, which {count} processes cannot share equally")
     if count and "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", mesh.size // count)
+    if count == 1 and is_supervised() and DEVICES in os.environ:  # of several, until there were fewer
+        for kind in ("cuda", "rocm"):  # as jax does for several
+            jax.config.update(f"jax_{kind}_visible_devices", os.environ[DEVICES])
     if count != 1:
         _initialize(count)
         if count and jax.process_count() != count:
@@ -43,6 +46,11 @@ def join(mesh: Mesh) -> None:
 def is_supervised() -> bool:
     """Whether a supervisor started this process."""
     return PARENT in os.environ
+
+
+def end_with_supervisor() -> None:
+    """Ends this process soon after its supervisor has ended."""
+    threading.Thread(target=_end_with, args=(int(os.environ[PARENT]),), name="parent", daemon=True).start()
 
 
 def _end_with(parent: int) -> None:

@@ -8,6 +8,9 @@ feeds the step ``step(*state, batch) -> (*state, loss)``. Objects of nnx in the 
 may return the rest of the state, or only the loss.
 """
 
+import logging
+import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -20,20 +23,26 @@ from jax.tree_util import keystr
 
 from meshdsl.api import Program, Sharded
 from meshdsl.api.program import parallelize_program
-from meshdsl.errors import ArgumentError, faults, is_a, shortened
+from meshdsl.errors import ArgumentError, PlanFileError, faults, is_a, shortened
 from meshdsl.ir.graph import HeldState, array_type
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.plan.plan import Plan
+from meshdsl.layouts.placement import Split
+from meshdsl.plan.plan import Plan, load_plan
 from meshdsl.plan.text import summary_text
 from meshdsl.plan.types import Array, PlanData
 from meshdsl.trace.objects import holds_objects
 from meshdsl.trace.pure_step import Maker
 from meshdsl.training.batches import Batches, describe, sharded_feed
 from meshdsl.training.checkpoint import State
+from meshdsl.training.contingency import plan_file
+from meshdsl.training.events import JOINED, PLANNED, RESTORED, add_event
 from meshdsl.training.folder import CHECKPOINTS, METRICS, check_free, shared_folder
 from meshdsl.training.loop import Outcome, Run, Step, restore_newest, train
 from meshdsl.util.terminal import print_fitted, terminal
 
+log = logging.getLogger("meshdsl")
+
+PLAN = "plan.json"  # in the folder of a run
 _REQUIRED = {  # fields of a program that training needs, with their purpose
     "init": "it makes the arguments before the batch",
     "batches": "it yields the batches, the step's last argument",
@@ -114,8 +123,11 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
         run = replace(run, unit=batches.unit, units=batches.units * batches.batch)
     places = stages.executable.shardings
     placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at) for x, at in zip(shapes, places, strict=False)]
+    before = time.monotonic()
     found = restore_newest(run, _state(like.unflatten(placed)))
     done, start = found or (0, _state(sharded.init(required(program.init), program.args[-1])))
+    if jax.process_index() == 0:
+        add_event(run.folder, RESTORED, step=done, seconds=round(time.monotonic() - before, 3))
     step = returning_state(sharded, [holds_objects(x) for x in program.args[:-1]])
     return train(step, start, sharded_feed(batches, example, batch_places), run, done, program.evaluate)
 
@@ -240,6 +252,15 @@ def check_new(folder: Path) -> None:
         raise ArgumentError(f"{folder} holds a run: --resume continues it, --folder names another place")
 
 
+def save_for_supervisor(plan: Plan, folder: Path) -> None:
+    """Saves a plan where the supervisor of the run in this folder looks for it; others see all of it, or nothing."""
+    file = plan_file(folder, plan.mesh)
+    file.parent.mkdir(exist_ok=True)
+    temporary = file.with_suffix(f".{os.getpid()}")
+    plan.save(temporary)
+    os.replace(temporary, file)
+
+
 @dataclass
 class Session:
     """One run of ``meshdsl train``; with several processes the first one prints.
@@ -249,12 +270,16 @@ class Session:
       mesh: the mesh to train it on.
       rules: layout rules that replace the program's own.
       memory: memory limit per device, such as ``"60GiB"``; default is the topology's.
+      supervised: whether a supervisor may start the run again, also over other meshes: plans are kept for it.
+      planned: file of a plan for this launch, which is used if it is one of this step.
     """
 
     program: Program
     mesh: Mesh
     rules: str | None = None
     memory: str | None = None
+    supervised: bool = False
+    planned: str | None = None
 
     def __post_init__(self) -> None:
         """Makes the console, which is quiet unless this is the first process."""
@@ -279,24 +304,58 @@ class Session:
         with shared_folder(run.folder):
             if not resume:
                 check_new(run.folder)
-            sharded, plan = self._plan()
+            self._note(run, JOINED, processes=jax.process_count())
+            sharded, plan = self._plan(run)
             batches = required(self.program.batches)()
             run = replace(run, facts=identity(self.program, plan, batches))
             check_same(run, accept_changes)
             if self.is_first:
-                plan.save(run.folder / "plan.json")
-            self._console.print(f"\nthe whole plan: {run.folder / 'plan.json'}", markup=False)
+                plan.save(run.folder / PLAN)
+                if self.supervised:
+                    save_for_supervisor(plan, run.folder)
+            self._console.print(f"\nthe whole plan: {run.folder / PLAN}", markup=False)
             _, outcome = train_program(sharded, replace(self.program, batches=lambda: batches), run)
             if self.is_first:
                 self._report(outcome, run)
         return outcome
 
-    def _plan(self) -> tuple[Sharded[..., Any], Plan]:
-        sharded = parallelize_program(self.program, self.mesh, self.rules, self.memory)
-        with self._console.status(f"planning over {self.mesh}"):
-            plan = sharded.plan(*self.program.args)
+    def plan_ahead(self, folder: Path) -> None:
+        """Plans for the topology of the run in this folder, and keeps the plan for its supervisor."""
+        if (folder / PLAN).exists():
+            self.mesh = Mesh(topology=load_plan(folder / PLAN).topology, **self.mesh.sizes_by_name)
+        plan = parallelize_program(self.program, self.mesh, self.rules, self.memory).plan(*self.program.args)
+        save_for_supervisor(plan, folder)
+
+    def _plan(self, run: Run) -> tuple[Sharded[..., Any], Plan]:
+        before = time.monotonic()
+        found = self._planned_before()
+        if found is None:
+            sharded = parallelize_program(self.program, self.mesh, self.rules, self.memory)
+            with self._console.status(f"planning over {self.mesh}"):
+                found_now = sharded, sharded.plan(*self.program.args)
+        sharded, plan = found or found_now
+        batch = plan.inputs[len(abstract_state(self.program)[0]) :]
+        axes = [axis for axis in plan.mesh.names if any(isinstance(x.layout.on(axis), Split) for x in batch)]
+        seconds = round(time.monotonic() - before, 3)
+        self._note(run, PLANNED, mesh=str(plan.mesh), seconds=seconds, reused=found is not None, batch=axes)
         print_fitted(self._console, lambda: summary_text(plan))
         return sharded, plan
+
+    def _planned_before(self) -> tuple[Sharded[..., Any], Plan] | None:
+        """The step under the plan that was made for this launch; None if there is none, or it is of another step."""
+        if self.planned is None or not Path(self.planned).exists():
+            return None
+        try:
+            plan = load_plan(self.planned)
+            sharded = parallelize_program(self.program, self.mesh, self.rules, self.memory, plan)
+            return sharded, sharded.plan(*self.program.args)
+        except PlanFileError as error:
+            log.warning("the plan %s is made anew: %s", self.planned, error)
+            return None
+
+    def _note(self, run: Run, event: str, **facts: Any) -> None:
+        if self.is_first:
+            add_event(run.folder, event, **facts)
 
     def _report(self, outcome: Outcome, run: Run) -> None:
         from meshdsl.training.metrics import draw_curves  # matplotlib is slow to load

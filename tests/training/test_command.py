@@ -78,7 +78,13 @@ def test_a_run_and_what_it_leaves(tmp_path):
     assert status == 0
     for part in ("plan of step on mesh data=4,model=2", "total per step", "held-out loss", "examples/s", "curves"):
         assert part in printed
-    assert {p.name for p in (tmp_path / "a").iterdir()} == {"plan.json", "checkpoints", "metrics.jsonl", "curves.png"}
+    assert {p.name for p in (tmp_path / "a").iterdir()} == {
+        "plan.json",
+        "checkpoints",
+        "metrics.jsonl",
+        "events.jsonl",
+        "curves.png",
+    }
     assert len(losses(tmp_path / "a")) == 30 and losses(tmp_path / "a")[-1] < 0.2 * losses(tmp_path / "a")[0]
 
 
@@ -155,6 +161,14 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path, capsys, monkeypatch
         "  batches: missing; it yields the batches, the step's last argument\n"
         "give them to md.Program",
         (TINY, "--topology", "gpu"): "no topology 'gpu'; did you mean 'cpu'?",
+        (TINY, "--processes", "2", "--min-processes", "3"): "--min-processes 3 is more than --processes 2",
+        (
+            TINY,
+            "--processes",
+            "2",
+            "--min-processes",
+            "1",
+        ): "--min-processes 1: no process is restarted; give --restarts too, such as 10",
         (TINY, "--folder", "held"): "held holds a run: --resume continues it, --folder names another place",
     }.items():
         monkeypatch.setattr(sys, "argv", ["meshdsl", "train", *options])

@@ -10,7 +10,6 @@ import pytest
 
 from meshdsl.errors import ArgumentError
 from meshdsl.training.launchers import process_count, rendezvous
-from meshdsl.training.supervisor import Supervision, start
 
 ROOT = Path(__file__).parents[2]
 JOIN = """
@@ -94,10 +93,3 @@ def test_they_do_not_find_each_other():
     assert said.rstrip().endswith("set JAX_COORDINATOR_ADDRESS=host:port of process 0 for all")
     _, said = process(JOB_COMPLETION_INDEX="0").communicate(timeout=120)
     assert "a job of Kubernetes was announced" in said and "'jax[k8s]'" in said
-
-
-def test_one_process_that_is_killed_is_started_again(tmp_path, capfd):
-    killed = "import os, sys; '--resume' in sys.argv or os.kill(os.getpid(), 9)"
-    assert start(["-c", killed], 1, tmp_path, Supervision(restarts=1)) == 0
-    said = capfd.readouterr().err
-    assert "process 0 of 1 ended with status -9" in said and "restart 1 of at most 1 per hour" in said

@@ -1,0 +1,104 @@
+"""Whether a run makes progress, seen from outside: its supervisor reads the files that its first process writes.
+
+Steps that have become a line of ``metrics.jsonl`` are done; the time of the file is that of the last one. Before the
+first step of a launch, after a step that an evaluation or a checkpoint follows, and after the last step there is more
+to do than a step, so more time is allowed.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from meshdsl.training.events import FIRST_STEP, LAST_STEP, read_events
+from meshdsl.training.folder import EVENTS, METRICS
+
+_TAIL = 16384  # bytes of the metrics that are read
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long processes may do no step before they are said to hang.
+
+    Args:
+      step: seconds for a step. None takes ``medians`` times the median of the last steps, at least ``least``, and
+        ``start`` where something else than a step is due.
+      start: seconds from the launch to the first step, and for an evaluation, a checkpoint and the end of a run.
+      save_every: steps between checkpoints.
+      evaluate_every: steps between evaluations.
+      medians: multiple of the median.
+      least: seconds.
+    """
+
+    step: float | None = None
+    start: float = 1800.0
+    save_every: int = 50
+    evaluate_every: int = 50
+    medians: float = 20.0
+    least: float = 60.0
+
+    def allowed(self, last: list[dict[str, Any]]) -> float:
+        """The seconds that may pass after these lines of metrics, the newest last, until there is another one."""
+        if self.step is not None:
+            return self.step
+        steps = [line for line in last if "seconds" in line]
+        if not steps:
+            return self.start
+        done, evaluated = steps[-1]["step"], "evaluation" in last[-1]
+        if done % self.save_every == 0 or (done % self.evaluate_every == 0 and not evaluated):
+            return self.start
+        return max(self.least, self.medians * float(median(line["seconds"] for line in steps)))
+
+
+class Progress:
+    """The progress of the processes of one launch.
+
+    Args:
+      folder: of the run.
+      patience: how long they may do no step.
+    """
+
+    def __init__(self, folder: Path, patience: Patience) -> None:
+        self._folder, self._patience, self._launched = folder, patience, time.time()
+        self._size = 0  # of the events read
+        self._first = self._last = False
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether they did a step."""
+        self._read_events()
+        return self._first
+
+    def silence(self) -> tuple[float, float]:
+        """Seconds without a step so far, and as many as are allowed."""
+        self._read_events()
+        file, now = self._folder / METRICS, time.time()
+        if not self._first or not file.exists():
+            return now - self._launched, self._patience.start
+        silence = now - max(file.stat().st_mtime, self._launched)
+        if self._last:
+            return silence, self._patience.start
+        soonest = self._patience.step or self._patience.least
+        if silence < soonest:  # without reading the file
+            return silence, soonest
+        return silence, self._patience.allowed(_tail(file))
+
+    def _read_events(self) -> None:
+        """Looks for the first and the last step of this launch where the file has grown."""
+        events = self._folder / EVENTS
+        size = events.stat().st_size if events.exists() else 0
+        if size != self._size:
+            self._size = size
+            kinds = {each["event"] for each in read_events(self._folder) if each["time"] >= self._launched}
+            self._first, self._last = FIRST_STEP in kinds, LAST_STEP in kinds
+
+
+def _tail(file: Path) -> list[dict[str, Any]]:
+    """The last lines of the file, as far as they are complete."""
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL))
+        lines = opened.read().split(b"\n")
+    first = 0 if file.stat().st_size <= _TAIL else 1
+    return [json.loads(line) for line in lines[first:-1]]

@@ -1,0 +1,48 @@
+"""When a run that does no step is said to hang."""
+
+import json
+import os
+import time
+
+import pytest
+
+from meshdsl.training.events import add_event
+from meshdsl.training.progress import Patience, Progress
+
+PATIENCE = Patience(start=900.0, save_every=50, evaluate_every=20)
+
+
+def steps(last, seconds=0.1):
+    return [{"step": n, "loss": 1.0, "seconds": seconds} for n in range(last - 4, last + 1)]
+
+
+@pytest.mark.parametrize(("patience", "lines", "allowed"), [
+    (PATIENCE, steps(33), 60.0),
+    (PATIENCE, [*steps(33, 7.0)[:-1], {"step": 33, "loss": 1.0, "seconds": 800.0}], 140.0),  # the median's multiple
+    (PATIENCE, steps(40), 900.0),  # an evaluation follows
+    (PATIENCE, [*steps(40), {"step": 40, "evaluation": {}}], 60.0),
+    (PATIENCE, [*steps(100), {"step": 100, "evaluation": {}}], 900.0),  # a checkpoint follows
+    (Patience(step=5.0), steps(100), 5.0),
+    (PATIENCE, [], 900.0),
+])  # fmt: skip
+def test_how_long_the_next_line_may_take(patience, lines, allowed):
+    assert patience.allowed(lines) == allowed
+
+
+def test_silence_of_a_run(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in steps(5000)))
+    add_event(tmp_path, "first step", step=1)  # of an earlier launch
+    time.sleep(0.01)
+    progress = Progress(tmp_path, PATIENCE)
+    silence, allowed = progress.silence()
+    assert not progress.has_stepped and silence < 60 and allowed == 900.0
+    add_event(tmp_path, "first step", step=5001)
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in steps(5001)) + '{"step": 50')
+    assert progress.has_stepped and progress.silence()[1] == 60.0
+    progress._launched -= 1000  # it was launched, and did its last step, long ago
+    os.utime(metrics, (time.time() - 100, time.time() - 100))
+    silence, allowed = progress.silence()
+    assert 99 < silence < 160 and allowed == 60.0
+    add_event(tmp_path, "last step", step=5001)
+    assert progress.silence()[1] == 900.0
