@@ -6,7 +6,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,58 +18,104 @@ import pytest
 import meshdsl as md
 from meshdsl.cli import main
 from meshdsl.errors import ArgumentError
+from meshdsl.training import folder
 from meshdsl.training.batches import Batches, shuffled
-from meshdsl.training.folder import LOCK, STALE, FolderLock, check_free, is_alive
+from meshdsl.training.folder import LOCK, STALE, FolderLock, _this_process, check_free, is_alive
 from meshdsl.training.loop import Run
 from meshdsl.training.run import Session, skipping
+from meshdsl.training.storage import SharedFile
 from tests.training.test_command import LONG, TINY, losses, run, saved, started, wait_for_a_checkpoint
 from tests.training.tiny import X, Y, loss, program
 
 
+def held(folder, **other):
+    """A lock as this process would write it, or another one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {**_this_process(), "token": "another", "seen": time.time(), **other}
+    (folder / LOCK).write_text(json.dumps(content))
+    return content
+
+
 def test_a_folder_is_held_by_one_run(tmp_path):
     with FolderLock(tmp_path / "a"):
-        held = json.loads((tmp_path / "a" / LOCK).read_text())
-        (tmp_path / "a" / LOCK).write_text(json.dumps({**held, "pid": os.getppid()}))
         with pytest.raises(ArgumentError) as error:
             check_free(tmp_path / "a")
-        message = f"{tmp_path / 'a'} is in use by process {os.getppid()} on {socket.gethostname()}, seen "
+        message = f"{tmp_path / 'a'} is in use by process {os.getpid()} on {socket.gethostname()}, seen "
         assert str(error.value).startswith(message) and "--folder names another place" in str(error.value)
-        (tmp_path / "a" / LOCK).write_text(json.dumps(held))
     assert not (tmp_path / "a" / LOCK).exists()
 
 
-def test_a_lock_is_lost_only_to_another_run(tmp_path):
+def test_of_runs_that_find_a_folder_free_in_the_same_instant_one_has_it(tmp_path, monkeypatch):
+    both, checked = threading.Barrier(4), folder._check_free
+    seen = threading.local()
+
+    def check(*args):
+        checked(*args)
+        if not hasattr(seen, "first"):
+            seen.first = True
+            both.wait()  # for all to have seen it free
+
+    def take(_):
+        lock = FolderLock(tmp_path)
+        try:
+            return lock.__enter__()
+        except ArgumentError as error:
+            return error
+
+    held(tmp_path, pid=2**22 + 1)  # by a process that is gone
+    monkeypatch.setattr(folder, "_check_free", check)
+    with ThreadPoolExecutor(4) as threads:
+        took = list(threads.map(take, range(4)))
+    (lock,) = [each for each in took if isinstance(each, FolderLock)]
+    assert json.loads((tmp_path / LOCK).read_text())["token"] == lock.token
+    assert all("is in use by process" in str(each) for each in took if each is not lock)
+    lock.__exit__(None, None, None)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_lock_is_lost_only_to_another_run(tmp_path, monkeypatch):
     with FolderLock(tmp_path) as lock:
-        own = lock.file.read_text()
-        lock.file.unlink()
-        assert lock._is_lost()
-        lock.file.mkdir()  # which no one can read, as a network file system that does not answer
-        assert not lock._is_lost()
-        lock.file.rmdir()
-        lock.file.write_text(json.dumps({"token": "another"}))
-        assert lock._is_lost()
-        lock.file.write_text(own)
-        assert not lock._is_lost()
-    assert not lock.file.exists() and not lock._is_lost()
+        file = tmp_path / LOCK
+        assert lock._lost() == ""
+        own = file.read_text()
+        file.unlink()
+        assert lock._lost() == "was removed, or another run took and left it"
+        held(tmp_path)
+        assert lock._lost() == "was taken by another run"
+        file.write_text(own)  # as an older copy of it
+        assert lock._lost() == ""
+        file.unlink()
+        monkeypatch.setattr(SharedFile, "read", lambda _: Path("/proc/none").read_bytes())
+        assert lock._lost() == ""  # storage does not answer
+        monkeypatch.undo()
+    assert not file.exists() and lock._lost() == ""
 
 
-@pytest.mark.parametrize(("holder", "age", "free"), [
-    ({"host": "another", "pid": 1}, 0, False),
-    ({"host": "another", "pid": 1}, STALE + 1, True),
-    ({"host": socket.gethostname(), "pid": 1}, 0, False),
-    ({"host": socket.gethostname(), "pid": 2**22 + 1}, 0, True),
-    (None, 0, True),
+@pytest.mark.parametrize(("holder", "free"), [
+    ({"host": "another"}, False),
+    ({"host": "another", "seen": time.time() - STALE - 1}, True),
+    ({"kernel": "another"}, False),  # a container of the same name on another machine, with a process of this number
+    ({"namespace": "another"}, False),  # or on this one
+    ({"started": "1"}, True),  # its number is of another process by now
+    ({"pid": 2**22 + 1}, True),
+    (None, True),
 ])  # fmt: skip
-def test_a_holder_that_is_gone(tmp_path, holder, age, free):
-    (tmp_path / LOCK).write_text("{" if holder is None else json.dumps(holder))
-    seen = time.time() - age
-    os.utime(tmp_path / LOCK, (seen, seen))
+def test_a_holder_that_is_gone(tmp_path, holder, free):
+    held(tmp_path, **holder or {})
+    if holder is None:
+        (tmp_path / LOCK).write_text("{")
     if free:
         with FolderLock(tmp_path):
             assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     else:
-        with pytest.raises(ArgumentError, match="in use by process 1 on"):
+        with pytest.raises(ArgumentError, match=f"in use by process {os.getpid()} on"):
             check_free(tmp_path)
+
+
+def test_folders_that_cannot_be_written():
+    for place in ("/proc/run", "/sys/run"):
+        with pytest.raises(ArgumentError, match=f"^{place} cannot be the folder of a run: [^\n]+$"), FolderLock(place):
+            pass
 
 
 def test_a_second_run_is_refused_and_processes_end_with_the_one_that_started_them(tmp_path):
