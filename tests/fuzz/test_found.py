@@ -244,6 +244,23 @@ def test_a_loop_that_is_the_same_in_every_trip_stays_in_its_loop():
     assert sharded.verify(*args).equal
 
 
+def test_the_weights_of_the_gradient_of_a_real_fft_are_not_sent():
+    """They are constants, and two updates of them; a compiler computes them in front of the loop."""
+
+    def step(x):
+        def inner(p, _):
+            return 0.5 * p + 0.25 * jnp.mean(jnp.abs(jnp.fft.rfft(p, axis=1) + 1j)), p
+
+        def loss(x):
+            last, rows = lax.scan(inner, x, x)
+            return jnp.mean(rows**2) + jnp.mean(jnp.real(jnp.fft.fft(last, axis=0)) ** 2)
+
+        return jax.grad(loss)(x)
+
+    sharded = md.parallelize(step, md.Mesh(x=2, topology=SLOW_DEVICES), {"x": "x=S(0)"})
+    assert sharded.verify(jnp.arange(36.0).reshape(6, 6) / 36).equal
+
+
 def test_a_loop_that_carries_what_it_does_not_read_is_run_once():
     """Compilers run the inner loop once; so it is planned once."""
 

@@ -36,7 +36,8 @@ _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "sele
 _ARITHMETIC = ("add", "sub", "mul", "div", "rem", "neg", "max", "min", "abs", "sign", "floor", "integer_pow", "square")
 _FUNCTIONS = ("exp", "exp2", "log", "pow", "sqrt", "rsqrt", "sin", "cos", "tanh")
 _SHAPES = ("broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "concatenate", "rev", "expand_dims")
-CHEAP = frozenset({"iota", "convert_element_type", *_COMPARE, *_ARITHMETIC, *_FUNCTIONS, *_SHAPES})
+_OTHERS = ("iota", "convert_element_type", "dynamic_update_slice")  # the last one in weights of real FFTs' gradients
+CHEAP = frozenset({*_COMPARE, *_ARITHMETIC, *_FUNCTIONS, *_SHAPES, *_OTHERS})
 
 
 def clone_cheap_constants(graph: Graph) -> Graph:
