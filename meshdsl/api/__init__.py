@@ -26,6 +26,7 @@ Under that line and on top of it:
     ambient       settings of jax and other state around a call: what counts for a step, what must not reach it
     calls         which calls are of one kind and share all stages, and how a call reaches the compiled program
     program       ``md.Program``, what program files define; stacks of layers as pipeline stages
+    sink          several steps in one dispatch
     check         ``sharded.check``: the sharded step beside the unsharded one, and how much of it was divided
     explain       why an input has its layout, by planning with every other one
     mesh_search   ``md.search``: the best mesh and pipeline for a number of devices

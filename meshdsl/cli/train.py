@@ -39,6 +39,13 @@ class OnNaN(StrEnum):
     ignore = "ignore"
 
 
+class Tracker(StrEnum):
+    """A tracker that metrics are sent to."""
+
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+
+
 def train(
     program: ProgramName,
     mesh: MeshText = DEFAULT_MESH,
@@ -65,6 +72,12 @@ def train(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="resume although the program, batch or data changed")
     ] = False,
+    sink: Annotated[
+        str, typer.Option(help="steps in one dispatch, or 'auto': several where the first steps show that it is faster")
+    ] = "1",
+    log: Annotated[
+        list[Tracker] | None, typer.Option(help="also send metrics to this tracker; may be repeated")
+    ] = None,
     processes: Annotated[int, typer.Option(min=1, help="processes to start on this machine")] = 1,
     restarts: Annotated[int, typer.Option(min=0, help="most restarts per hour when a process dies or hangs")] = 0,
     min_processes: Annotated[
@@ -103,16 +116,20 @@ def train(
         from meshdsl.training.multihost import end_with_supervisor, is_supervised, join
         from meshdsl.training.progress import Patience
         from meshdsl.training.run import Session, check_folder, skipping
+        from meshdsl.training.sink import parse_sink
+        from meshdsl.training.trackers import check_trackers
     except ModuleNotFoundError as error:
         raise MeshDSLError(f"training needs {error.name}: pip install 'meshdsl[train]'") from error
 
     over = load_mesh(mesh, topology)
+    several, measured = parse_sink(sink, save_every, evaluate_every)
+    check_trackers(log or ())
     folder = folder or Path("runs") / short_name(program)
     if process_count() == 1 and not is_supervised():
         check_folder(folder, resume)
         if processes > 1 or restarts:
             _check_least(min_processes, processes, restarts)
-            patience = Patience(hang_timeout, start_timeout, save_every, evaluate_every)
+            patience = Patience(hang_timeout, start_timeout, save_every, evaluate_every, sink=several)
             supervision = supervisor.Supervision(restarts, min_processes, grow_after, grace, patience)
             raise typer.Exit(supervisor.start(["-m", "meshdsl", *sys.argv[1:]], over, processes, folder, supervision))
     if plan_ahead:
@@ -136,8 +153,10 @@ def train(
             keep=keep,
             keep_every=keep_every,
             only_finite=on_nan is OnNaN.stop,
+            sink=several,
+            measures_sink=measured,
         )
-        outcome = session.train(run, accept_changes, resume or is_supervised())
+        outcome = session.train(run, accept_changes, resume or is_supervised(), log or ())
     if as_json and session.is_first:
         show("train", "", _facts(outcome, folder), as_json)
     if outcome.stopped:

@@ -11,7 +11,10 @@ so a planned step and a plain ``jax.jit`` step train in the same way. Modules in
     storage      folders and buckets: files that several processes replace, and what their errors mean
     checkpoint   saved states, which restore onto another mesh and plan (orbax)
     folder       the folder of a run, which one run holds at a time
-    metrics      metrics.jsonl, and the curves drawn from it
+    metrics      metrics.jsonl, spikes of the loss, and the curves
+    step_times   where the time of steps goes, and which process takes longest
+    trackers     TensorBoard, Weights & Biases
+    sink         several steps in one dispatch
     loop         steps, evaluations, checkpoints, progress bar, a clean stop
     run          training an ``md.Program``; one run of ``meshdsl train``
     launchers    variables of SLURM, MPI, torchrun, Kubernetes, TPUs: how many processes there are, and where they meet

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 import grain.python as grain
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import array_type
@@ -194,7 +195,7 @@ def host_feed(batches: Iterable[Any]) -> Feed:
     return lambda done: islice(iter(batches), done, None)
 
 
-def sharded_feed(batches: Iterable[Any], example: Any, shardings: Any) -> Feed:
+def sharded_feed(batches: Iterable[Any], example: Any, shardings: Any) -> "PlacedBatches":
     """A feed of batches with the structure of ``example``, placed in ``shardings``.
 
     Args:
@@ -202,41 +203,82 @@ def sharded_feed(batches: Iterable[Any], example: Any, shardings: Any) -> Feed:
       example: the step's last argument, arrays or ``jax.ShapeDtypeStruct``.
       shardings: the same tree of ``NamedSharding``.
     """
-    return _PlacedBatches(batches, example, shardings).after
+    return PlacedBatches(batches, example, shardings)
 
 
-class _PlacedBatches:
+class PlacedBatches:
+    """A feed of batches on the devices, one by one or several stacked; see ``sharded_feed``."""
+
     def __init__(self, batches: Iterable[Any], example: Any, shardings: Any) -> None:
         self._batches = batches
         self._leaves, self._tree = jax.tree.flatten(example)
         self._paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(example)]
         self._shardings = jax.tree.leaves(shardings)
+        self._stacked = [NamedSharding(at.mesh, PartitionSpec(None, *at.spec)) for at in self._shardings]
         self._rows: Sequence[int] | None = None
         if isinstance(batches, Batches):
             self._rows = _local_rows(batches.batch, self._leaves, self._shardings)
+        count = None if self._rows is None else len(self._rows)
+        self._types = [(x.shape if count is None else (count, *x.shape[1:]), x.dtype) for x in self._leaves]
 
-    def after(self, done: int) -> Iterator[Any]:
+    def __call__(self, done: int) -> Iterator[Any]:
         """The batches after the first ``done``."""
-        if isinstance(self._batches, Batches) and self._rows is not None:
-            batches = self._batches.rows(self._rows, done)
-        else:
-            batches = islice(iter(self._batches), done, None)
-        return map(self._place, batches)
+        return map(self._place, self._read(done))
 
-    def _place(self, batch: Any) -> Any:
+    def stacked(self, done: int, counts: Iterable[int]) -> Iterator[tuple[int, Any]]:
+        """Yields the batches after the first ``done``, so many at a time, with their number; several as stacked arrays.
+
+        If the batches end or raise an error before so many are read, those that there are come one by one.
+        """
+        batches = self._read(done)
+        for wanted in counts:
+            found: list[list[np.ndarray]] = []
+            ended: Exception | None = None
+            try:
+                while len(found) < wanted:
+                    found.append(next(batches))
+            except Exception as error:  # StopIteration as well
+                ended = error
+            if ended is None and wanted > 1:
+                yield wanted, self._put([np.stack(each) for each in zip(*found, strict=True)], self._stacked)
+            else:
+                yield from ((1, self._place(each)) for each in found)
+            if isinstance(ended, StopIteration):
+                return
+            if ended is not None:
+                raise ended
+
+    def _read(self, done: int) -> Iterator[list[np.ndarray]]:
+        """The arrays of the batches after the first ``done``: of this process's rows, if they are read by rows."""
+        if isinstance(self._batches, Batches) and self._rows is not None:
+            return map(self._arrays, self._batches.rows(self._rows, done))
+        return map(self._arrays, islice(iter(self._batches), done, None))
+
+    def _arrays(self, batch: Any) -> list[np.ndarray]:
         fresh = isinstance(self._batches, Batches)  # others may use one buffer for all
         leaves = [_canonical(np.asarray(x) if fresh else np.array(x)) for x in jax.tree.leaves(batch)]
-        self._check(leaves)
-        if jax.process_count() == 1:
-            return jax.tree.unflatten(self._tree, jax.device_put(leaves, self._shardings))
-        placed = map(self._global, leaves, self._leaves, self._shardings)
-        return jax.tree.unflatten(self._tree, list(placed))
+        if [(x.shape, x.dtype) for x in leaves] != self._types:
+            self._refuse(leaves)
+        return leaves
 
-    def _global(self, local: np.ndarray, leaf: Any, at: jax.sharding.NamedSharding) -> jax.Array:
+    def _place(self, arrays: list[np.ndarray]) -> Any:
+        return jax.tree.unflatten(self._tree, self._put(arrays, self._shardings))
+
+    def _put(self, arrays: list[np.ndarray], shardings: Sequence[NamedSharding]) -> list[jax.Array]:
+        if jax.process_count() > 1:
+            return list(map(self._global, arrays, self._leaves, shardings))
+        placed: list[jax.Array] = jax.device_put(arrays, shardings)
+        return placed
+
+    def _global(self, local: np.ndarray, leaf: Any, at: NamedSharding) -> jax.Array:
+        """The array of all processes; ``local`` has the rows of this one, and may be a stack of batches."""
+        stack = local.shape[: local.ndim - len(leaf.shape)]
+
         def block(index: Any) -> np.ndarray:
-            return local[self._local_index(index[0]), *index[1:]] if index else local
+            first, inside = index[: len(stack)], index[len(stack) :]
+            return local[*first, self._local_index(inside[0]), *inside[1:]] if inside else local
 
-        return jax.make_array_from_callback(leaf.shape, at, block)
+        return jax.make_array_from_callback((*stack, *leaf.shape), at, block)
 
     def _local_index(self, rows: slice) -> slice | np.ndarray:
         """Positions of rows of the whole batch among those that this process has read."""
@@ -244,12 +286,9 @@ class _PlacedBatches:
             return rows
         return np.searchsorted(self._rows, np.arange(len(self._leaves[0]))[rows])
 
-    def _check(self, leaves: list[np.ndarray]) -> None:
-        count = None if self._rows is None else len(self._rows)
-        expected = [_type(x, count) for x in self._leaves]
-        got = [_type(x, None) for x in leaves]
-        if got == expected:
-            return
+    def _refuse(self, leaves: list[np.ndarray]) -> None:
+        expected = [array_type(dtype, shape, ()) for shape, dtype in self._types]
+        got = [array_type(x.dtype, x.shape, ()) for x in leaves]
         if len(got) != len(expected):
             rows = [f"{len(got)} arrays; the step's last argument has {len(expected)}: {', '.join(self._paths)}"]
         else:
@@ -263,16 +302,13 @@ def _canonical(x: np.ndarray) -> np.ndarray:
     return x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False) if x.dtype.kind in "iufc" else x
 
 
-def _type(x: Any, rows: int | None) -> str:
-    return array_type(x.dtype, x.shape if rows is None else (rows, *x.shape[1:]), ())
-
-
-def _local_rows(batch: int, leaves: Sequence[Any], shardings: Sequence[jax.sharding.NamedSharding]) -> list[int]:
+def _local_rows(batch: int, leaves: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[int]:
     """The rows of a batch that devices of this process hold, of any of its arrays."""
     rows: set[int] = set()
     for leaf, at in zip(leaves, shardings, strict=True):
         if not leaf.shape or leaf.shape[0] != batch:
-            raise ArgumentError(f"batches of {batch} rows do not match {_type(leaf, None)} in the step's last argument")
+            taken = array_type(leaf.dtype, leaf.shape, ())
+            raise ArgumentError(f"batches of {batch} rows do not match {taken} in the step's last argument")
         blocks = at.addressable_devices_indices_map(leaf.shape).values()
         rows.update(*(range(batch)[block[0]] for block in blocks if block))
     return sorted(rows)

@@ -8,7 +8,8 @@ resumes from its newest checkpoint with the batches and losses that it would hav
 several processes all call this; the first one shows progress and writes metrics.
 
 Devices do not wait for Python: a thread makes and places the next batches, the loss of a step is read when the next
-one has been started, and checkpoints are written in the background.
+one has been started, and checkpoints are written in the background. Several steps can go in one dispatch
+(``meshdsl.training.sink``).
 """
 
 import logging
@@ -17,8 +18,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -36,7 +37,10 @@ from meshdsl.training.batches import Feed, ReadAhead, ReadingStopped
 from meshdsl.training.checkpoint import Checkpoints, State
 from meshdsl.training.events import COMPILED, FIRST_STEP, LAST_STEP, add_event
 from meshdsl.training.folder import CHECKPOINTS, METRICS
-from meshdsl.training.metrics import History, Metrics, MetricsFile
+from meshdsl.training.metrics import History, Metrics, MetricsFile, OnMetrics, RecentLosses
+from meshdsl.training.sink import Sink, check_sink
+from meshdsl.training.step_times import DeviceMemory, SlowestProcess, StepTimes
+from meshdsl.util.text import seconds_text
 
 # ---- Progress bar ----------------------------------------------------------------------------------------------------
 
@@ -146,10 +150,10 @@ class StopSignal:
     def __exit__(self, *_: object) -> None:
         self._restore()
 
-    def after(self, step: int) -> int:
-        """The signal for which to stop after this step, or 0; every process calls this after every step."""
+    def after(self, dispatch: int) -> int:
+        """The signal for which to stop after this dispatch, or 0; every process asks after each, numbered in turn."""
         if jax.process_count() > 1:
-            return signal.SIGTERM if multihost_utils.reached_preemption_sync_point(step) else 0
+            return signal.SIGTERM if multihost_utils.reached_preemption_sync_point(dispatch) else 0
         return self.received
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -184,6 +188,12 @@ class Run:
       keep_every: checkpoints after multiples of this many steps are kept as well.
       only_finite: whether a loss or a state with NaNs or infinities ends the run.
       facts: what checkpoints say of the run, as JSON.
+      sink: steps in one dispatch; it divides ``save_every`` and ``evaluate_every``.
+      measures_sink: whether so many are taken in one dispatch only if the first steps show that this is faster.
+      compute_bound: seconds in which the devices could do the products of a step, for MFU; 0 if that is not known.
+
+    Raises:
+      ArgumentError: ``sink`` does not divide.
     """
 
     steps: int
@@ -196,6 +206,13 @@ class Run:
     keep_every: int | None = None
     only_finite: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
+    sink: int = 1
+    measures_sink: bool = False
+    compute_bound: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Checks ``sink``."""
+        check_sink(self.sink, self.save_every, self.evaluate_every)
 
     def saves(self, step: int) -> bool:
         """Whether a checkpoint follows this many steps."""
@@ -226,7 +243,14 @@ def restore_newest(run: Run, like: State) -> tuple[int, State] | None:
 
 
 def train(
-    step: Step, state: State, feed: Feed, run: Run, done: int = 0, evaluate: Evaluate | None = None
+    step: Step,
+    state: State,
+    feed: Feed,
+    run: Run,
+    done: int = 0,
+    evaluate: Evaluate | None = None,
+    sink: Sink | None = None,
+    on_metrics: Iterable[OnMetrics] = (),
 ) -> tuple[State, Outcome]:
     """Trains from step ``done`` to ``run.steps``, and returns the state and the outcome.
 
@@ -237,6 +261,8 @@ def train(
       run: length and folder.
       done: steps that an earlier process did.
       evaluate: ``(*state) -> metrics`` on held-out data; an array of values counts as its mean.
+      sink: several steps in one dispatch, in place of ``feed``.
+      on_metrics: functions that the first process calls with the steps done and the values of a step or an evaluation.
 
     Raises:
       NonFiniteError: a loss or a state holds NaNs or infinities; the newest checkpoint is of a step before it.
@@ -244,11 +270,13 @@ def train(
       Exception: whatever the batches raise; in a run of one process, after the state has been saved.
     """
     with ExitStack() as stack:
-        bar = stack.enter_context(TrainingBar(run.steps, done, run.unit, shown=_is_first()))
+        first = _is_first()
+        bar = stack.enter_context(TrainingBar(run.steps, done, run.unit, shown=first))
         stop = stack.enter_context(StopSignal(bar.stopping))
-        record = stack.enter_context(MetricsFile(run.folder / METRICS if _is_first() else None, done))
+        file = MetricsFile(run.folder / METRICS, done, on_metrics) if first else MetricsFile(None, done)
+        record = stack.enter_context(file)
         checkpoints = stack.enter_context(run.checkpoints())
-        return _Loop(step, run, bar, record, checkpoints, evaluate, state, done).train(feed, stop)
+        return _Loop(step, run, bar, record, checkpoints, evaluate, sink, state, done).train(feed, stop)
 
 
 @dataclass
@@ -259,15 +287,18 @@ class _Loop:
     record: MetricsFile
     checkpoints: Checkpoints
     evaluate: Evaluate | None
+    sink: Sink | None
     state: State
     done: int  # steps whose state this is
-    _loss: tuple[int, Any] | None = None  # of the last step, not read yet
-    _seconds: dict[str, float] = field(default_factory=dict)  # since the last step was recorded: input, save, ...
-    _recorded: float = field(default_factory=time.perf_counter)
-    _first: int = 0  # step of this process
 
     def __post_init__(self) -> None:
         self._first = self.done + 1
+        self._unread: tuple[int, Any] | None = None  # number of steps of the last dispatch, and their losses
+        self._called: set[int] = set()  # numbers of steps in one dispatch, so that the next one does not compile
+        self._times, self._memory, self._recent = StepTimes(), DeviceMemory(), RecentLosses()
+        self._values: Metrics = {}  # others, of the steps that are recorded next
+        for loss in self.record.history.losses[-RecentLosses.WINDOW :]:
+            self._recent.spike_above(loss)
 
     def train(self, feed: Feed, stop: StopSignal) -> tuple[State, Outcome]:
         if self.done >= self.run.steps:
@@ -275,12 +306,20 @@ class _Loop:
             return self.state, Outcome(self.record.history, self.done)
         if self.done:
             self.bar.note(f"resumed after step {self.done}")
-        stopped = 0
-        with ReadAhead(iter(feed(self.done)), stops=lambda: bool(stop.received)) as batches:
-            for number in range(self.done + 1, self.run.steps + 1):
+        stopped, dispatches, groups = 0, 0, 0
+        with ExitStack() as stack:
+            if self.sink is not None:
+                stack.callback(self.sink.release)
+                with self._times.of("compile"):
+                    self.sink.prepare(self.done, self.run.steps)
+                units = self.sink.feed(self.done, self.sink.counts(self.done, self.run.steps))
+            else:
+                units = ((1, batch) for batch in feed(self.done))
+            batches = stack.enter_context(ReadAhead(units, stops=lambda: bool(stop.received)))
+            while self.done < self.run.steps and not stopped:
                 try:
-                    with self._timed("input"):
-                        batch = next(batches)
+                    with self._times.of("input"):
+                        count, batch = next(batches)
                 except StopIteration:
                     self.bar.note(f"the batches ended after step {self.done} of {self.run.steps}")
                     break
@@ -291,77 +330,113 @@ class _Loop:
                     if jax.process_count() == 1:  # others may be in the next step, and would not save as well
                         self._save_rest()
                     raise
-                self._step(number, batch)
-                stopped = stop.after(number) if number < self.run.steps else 0
-                if stopped:
-                    break
+                self._run(count, batch)
+                dispatches, groups = dispatches + 1, groups + (count > 1)
+                if self.sink is not None and self.sink.is_measured(groups):
+                    self._read_losses()
+                    self.bar.note(self.sink.decide())
+                stopped = stop.after(dispatches) if self.done < self.run.steps else 0
         self._note(LAST_STEP, self.done)
         self._save_rest()
         return self.state, Outcome(self.record.history, self.done, stopped)
 
-    def _step(self, number: int, batch: Any) -> None:
-        *after, loss = self.step(*self.state, batch)
-        if number == self._first:
-            self._note(COMPILED, number)
-        self._read_loss()
-        self.state, self.done, self._loss = tuple(after), number, (number, loss)
-        if self.evaluate is not None and self.run.evaluates(number):
-            value = self._read_loss()
+    def _run(self, count: int, batch: Any) -> None:
+        """Starts steps, and meanwhile records those before; then evaluates and saves if it is time to."""
+        step = self.step if self.sink is None or count == 1 else self.sink.step
+        with self._times.of("dispatch" if count in self._called else "compile"):
+            *after, losses = step(*self.state, batch)
+        self._called.add(count)
+        if self.done + 1 == self._first:
+            self._note(COMPILED, self._first)
+        self._read_losses()
+        self.state, self.done, self._unread = tuple(after), self.done + count, (count, losses)
+        evaluates = self.evaluate is not None and self.run.evaluates(self.done)
+        if evaluates or self.run.saves(self.done):
+            self._compare_processes()
+            loss = self._read_losses()
             self.record.flush()
-            with self._timed("evaluation"):
-                self._evaluate(self.evaluate, number, value)
-        if self.run.saves(number):
+            if self.evaluate is not None and evaluates:
+                with self._times.of("evaluation"):
+                    self._evaluate(self.evaluate, loss)
+        if self.run.saves(self.done):
             self._save()
 
-    def _read_loss(self) -> float:
-        """Waits for the last step, records it and returns its loss; what came before it is recorded already."""
-        if self._loss is None:
+    def _read_losses(self) -> float:
+        """Waits for the last steps, records them and returns the last loss; those before are recorded already."""
+        if self._unread is None:
             return math.nan
-        (number, loss), self._loss = self._loss, None
-        value = float(loss)
-        now = time.perf_counter()
-        seconds, self._recorded = now - self._recorded, now
-        if number == self._first:
-            self._note(FIRST_STEP, number)
-        rate = {f"{self.run.unit}/s": round(self.run.units / seconds, 3)}
-        parts = {f"{name} seconds": round(spent, 6) for name, spent in self._seconds.items()}
-        self._seconds = {}
-        self.record.step(number, value, seconds=round(seconds, 6), **parts, **rate)
-        self.bar.advance(value, self.run.units)
-        if self.run.only_finite and not math.isfinite(value):
+        (count, losses), self._unread = self._unread, None
+        values = np.asarray(losses).astype(np.float64).reshape(-1).tolist()
+        times = self._times.per_step(count)
+        if self.done - count + 1 == self._first:
+            self._note(FIRST_STEP, self._first)
+        own = times["input seconds"] + times["compute seconds"]
+        if self.sink is not None:
+            self.sink.add(count, own)
+        more = {name: round(spent, 6) for name, spent in times.items()}
+        more[f"{self.run.unit}/s"] = round(self.run.units / own, 3)
+        if self.run.compute_bound:
+            more["MFU"] = round(self.run.compute_bound / own, 4)
+        if (peak := self._memory.peak()) is not None:
+            more["peak device bytes"] = peak
+        more |= self._values
+        self._values = {}
+        for number, value in enumerate(values, self.done - count + 1):
+            self._record(number, value, more)
+        return float(values[-1])
+
+    def _record(self, number: int, loss: float, more: Metrics) -> None:
+        usual = self._recent.spike_above(loss)
+        if usual is not None:
+            more = {**more, "spike above": usual}
+            self.bar.note(f"step {number:5d}   training loss {loss:.3f}: a spike, the recent median is {usual:.3f}")
+        self.record.step(number, loss, **more)
+        self.bar.advance(loss, self.run.units)
+        if self.run.only_finite and not math.isfinite(loss):
             self.checkpoints.wait()  # a state before this loss that is not finite is the cause, and no checkpoint
             newest = self.checkpoints.newest
             kept = f"the newest checkpoint is after step {newest}" if newest else "there is no checkpoint"
-            raise NonFiniteError(f"the loss of step {number} is {value}; {kept}")
-        return value
+            raise NonFiniteError(f"the loss of step {number} is {loss}; {kept}")
 
-    def _evaluate(self, evaluate: Evaluate, number: int, loss: float) -> None:
+    def _compare_processes(self) -> None:
+        """Adds to the values of this step which process takes longest, and says so if that delays the others."""
+        if jax.process_count() == 1:
+            return
+        busy, step = self._times.busy_per_step()
+        seconds = np.asarray(multihost_utils.process_allgather(np.array(busy, np.float32))).reshape(-1).tolist()
+        slowest = SlowestProcess.of(seconds)
+        self._values = {
+            "slowest process": slowest.process,
+            "slowest process seconds": round(slowest.seconds, 6),
+            "other processes seconds": round(slowest.others, 6),
+        }
+        if slowest.delays(step):
+            own, others = seconds_text(slowest.seconds), seconds_text(slowest.others)
+            self.bar.note(
+                f"step {self.done:5d}   process {slowest.process}: {own} per step for input and Python, others {others}"
+            )
+
+    def _evaluate(self, evaluate: Evaluate, loss: float) -> None:
         metrics: Metrics = {name: float(np.mean(value)) for name, value in evaluate(*self.state).items()}
-        self.record.evaluation(number, metrics)
+        self.record.evaluation(self.done, metrics)
         shown = "".join(f"   {name} {value:.3f}" for name, value in metrics.items())
-        self.bar.note(f"step {number:5d}   training loss {loss:.3f}{shown}")
+        self.bar.note(f"step {self.done:5d}   training loss {loss:.3f}{shown}")
 
     def _save(self) -> None:
-        self._read_loss()
+        self._read_losses()
         self.record.flush()  # a checkpoint never has more steps than the file
-        with self._timed("save"):
+        with self._times.of("save"):
             self.checkpoints.save(self.done, self.state)
 
     def _save_rest(self) -> None:
         """Saves the state unless it is saved, or has not changed."""
-        self._read_loss()
+        self._read_losses()
         if self.done and self.checkpoints.newest != self.done:
             self._save()
 
     def _note(self, event: str, step: int) -> None:
         if _is_first():
             add_event(self.run.folder, event, step=step)
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def _is_first() -> bool:

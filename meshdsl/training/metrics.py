@@ -1,25 +1,38 @@
-"""Metrics of a run: one line of JSON per step and per evaluation in ``metrics.jsonl``, and the curves drawn from it.
+"""Metrics of a run: lines of JSON in ``metrics.jsonl``, and the curves drawn from it.
 
-    {"step": 50, "loss": 6.1, "seconds": 0.4, "input seconds": 0.01, "tokens/s": 5120.0}
-    {"step": 50, "evaluation": {"held-out loss": 6.3}}
+    {"time": 1790000000.0, "step": 50, "loss": 6.1, "seconds": 0.4, "input seconds": 0.01, "tokens/s": 5120.0}
+    {"time": 1790000000.1, "step": 50, "evaluation": {"held-out loss": 6.3}}
+    {"time": 1790000009.0, "resumed after": 40}
 
-``seconds`` is the time since the step before was over, with that of input, checkpoints and evaluations in it. Lines
-reach the file within half a second of the next one, and before an evaluation and a checkpoint. What is no finite number
-is null. A run that resumes from a checkpoint drops the lines of later steps, which it will do again.
+The file only grows: a run that resumes from a checkpoint says after which step, and from there on its lines supersede
+those of later steps above. ``read_metrics`` returns the lines that count. Lines reach the file within half a second of
+the next one, and before an evaluation and a checkpoint. What is no finite number is null; ``time`` is in seconds since
+1970.
 """
 
 import json
+import logging
 import math
 import os
 import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
 
+from meshdsl.errors import first_line
+
+log = logging.getLogger("meshdsl")
+
 COLORS = ("#1b4f91", "#b3541e", "#3d7a4e", "#7a4d8b")  # of the curves
 Metrics = dict[str, float]
+OnMetrics: TypeAlias = Callable[[int, Metrics], Any]  # steps done, values by name
 _FLUSH = 0.5  # seconds after which lines reach the file
 
 
@@ -45,21 +58,24 @@ class History:
 class MetricsFile:
     """The file of a run, with the history of its first ``done`` steps; a context manager.
 
+    Nothing is written before the first step is done, so that the file's time is always that of a step.
+
     Args:
       file: None in a process that does not write.
-      done: steps whose lines the file keeps.
+      done: steps whose lines still count.
+      on_metrics: functions that are called with the steps done and the values of each line; one that raises an error
+        is not called again, and a warning says so.
     """
 
-    def __init__(self, file: Path | None, done: int) -> None:
+    def __init__(self, file: Path | None, done: int, on_metrics: Iterable[OnMetrics] = ()) -> None:
         self.history = History()
-        self._file, self._flushed = None, 0.0
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lines = [line for line in _lines(file) if line["step"] <= done]
-            _write(file, lines)
-            for line in lines:
-                self.history.add(line)
-            self._file = file.open("a")
+        self._path, self._done, self._on_metrics = file, done, [*on_metrics]
+        self._file: TextIOWrapper | None = None
+        self._flushed = 0.0
+        if file is not None and file.exists():
+            for line in read_metrics(file):
+                if line["step"] <= done:
+                    self.history.add(line)
 
     def __enter__(self) -> "MetricsFile":
         return self
@@ -70,19 +86,42 @@ class MetricsFile:
 
     def step(self, step: int, loss: float, **more: float) -> None:
         """Adds one step."""
-        self._add({"step": step, "loss": loss if math.isfinite(loss) else None, **more})
+        self._add(step, {"loss": loss if math.isfinite(loss) else None, **more})
+        self._call(step, {"loss": loss, **more})
 
     def evaluation(self, step: int, metrics: Metrics) -> None:
         """Adds an evaluation of the state after ``step`` steps."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._add({"step": step, "evaluation": finite})
+        self._add(step, {"evaluation": finite})
+        self._call(step, metrics)
 
-    def _add(self, line: dict[str, Any]) -> None:
+    def _add(self, step: int, values: dict[str, Any]) -> None:
+        line = {"time": round(time.time(), 3), "step": step, **values}
         self.history.add(line)
-        if self._file is not None:
+        if self._path is not None:
+            self._file = self._file or self._opened(self._path)
             self._file.write(json.dumps(line) + "\n")
             if time.monotonic() - self._flushed > _FLUSH:
                 self.flush()
+
+    def _opened(self, path: Path) -> TextIOWrapper:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+b")
+        if end := file.seek(0, os.SEEK_END):
+            file.seek(end - 1)
+            resumed = {"time": round(time.time(), 3), "resumed after": self._done}
+            file.write(b"" if file.read() == b"\n" else b"\n")  # a killed process left half a line
+            file.write(json.dumps(resumed).encode() + b"\n")
+        return TextIOWrapper(file)
+
+    def _call(self, step: int, values: Metrics) -> None:
+        for each in [*self._on_metrics]:
+            try:
+                each(step, dict(values))
+            except Exception as error:  # of whatever a tracker does
+                self._on_metrics.remove(each)
+                name = getattr(each, "__name__", type(each).__name__)
+                log.warning("%s is not called again: %s: %s", name, type(error).__name__, first_line(error))
 
     def flush(self) -> None:
         """Writes the lines that are still in memory."""
@@ -91,20 +130,61 @@ class MetricsFile:
             self._flushed = time.monotonic()
 
 
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """The complete lines of the file; a process killed while writing leaves half a line at the end."""
-    if not file.exists():
-        return []
-    *complete, _ = file.read_text().split("\n")
-    return [json.loads(line) for line in complete]
+def read_metrics(file: Path | str) -> list[dict[str, Any]]:
+    """Returns the lines of steps and evaluations that count: none of a step that was done again after a resume.
+
+    A process that is killed while writing leaves half a line, which is left out.
+
+    Example:
+      >>> losses = [line["loss"] for line in read_metrics("runs/digits/metrics.jsonl") if "loss" in line]
+    """
+    found: list[dict[str, Any]] = []
+    for text in Path(file).read_text(errors="replace").split("\n"):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if "resumed after" in line:
+            found = [each for each in found if each["step"] <= line["resumed after"]]
+        else:
+            found.append(line)
+    return found
 
 
-def _write(file: Path, lines: list[dict[str, Any]]) -> None:
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if file.exists():  # its time is that of the last step, which a supervisor reads
-        os.utime(temporary, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
-    os.replace(temporary, file)
+# ---- Loss spikes -----------------------------------------------------------------------------------------------------
+
+
+class RecentLosses:
+    """The last losses, and whether the next one is far above them.
+
+    A loss is a spike if it is above their median by more than 8 times their median absolute deviation (of normally
+    distributed losses 5.4 standard deviations) and by more than a tenth. The first 20 losses are none.
+    """
+
+    WINDOW, LEAST, DEVIATIONS, SHARE = 50, 20, 8.0, 0.1
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def spike_above(self, loss: float) -> float | None:
+        """Adds a loss, and returns the median that it is far above; None if it is not."""
+        if not math.isfinite(loss):
+            return None
+        usual = self._usual_below(loss) if len(self._sorted) >= self.LEAST else None
+        if len(self._recent) == self.WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        self._recent.append(loss)
+        insort(self._sorted, loss)
+        return usual
+
+    def _usual_below(self, loss: float) -> float | None:
+        usual = median(self._sorted)  # of a sorted list, which is fast
+        excess = loss - usual
+        if excess <= self.SHARE * abs(usual):
+            return None
+        deviation = median(abs(x - usual) for x in self._sorted)
+        return usual if excess > self.DEVIATIONS * deviation else None
 
 
 # ---- Curves ----------------------------------------------------------------------------------------------------------

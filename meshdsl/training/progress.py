@@ -7,6 +7,7 @@ to do than a step, so more time is allowed.
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,6 +31,7 @@ class Patience:
       evaluate_every: steps between evaluations.
       medians: multiple of the median.
       least: seconds.
+      sink: steps in one dispatch, whose lines come at once.
     """
 
     step: float | None = None
@@ -38,6 +40,7 @@ class Patience:
     evaluate_every: int = 50
     medians: float = 20.0
     least: float = 60.0
+    sink: int = 1
 
     def allowed(self, last: list[dict[str, Any]]) -> float:
         """The seconds that may pass after these lines of metrics, the newest last, until there is another one."""
@@ -49,7 +52,7 @@ class Patience:
         done, evaluated = steps[-1]["step"], "evaluation" in last[-1]
         if done % self.save_every == 0 or (done % self.evaluate_every == 0 and not evaluated):
             return self.start
-        return max(self.least, self.medians * float(median(line["seconds"] for line in steps)))
+        return max(self.least, self.medians * self.sink * float(median(line["seconds"] for line in steps)))
 
 
 class Progress:
@@ -96,9 +99,13 @@ class Progress:
 
 
 def _tail(file: Path) -> list[dict[str, Any]]:
-    """The last lines of the file, as far as they are complete."""
+    """The last lines of the file, as far as they are complete: a killed process leaves half a line."""
     with file.open("rb") as opened:
         opened.seek(max(0, file.stat().st_size - _TAIL))
         lines = opened.read().split(b"\n")
     first = 0 if file.stat().st_size <= _TAIL else 1
-    return [json.loads(line) for line in lines[first:-1]]
+    found = []
+    for line in lines[first:-1]:
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found

@@ -23,8 +23,10 @@ from jax.tree_util import keystr
 
 from meshdsl.api import Program, Sharded
 from meshdsl.api.program import parallelize_program
+from meshdsl.api.sink import SunkStep
 from meshdsl.errors import ArgumentError, PlanFileError, faults, is_a, shortened
 from meshdsl.ir.graph import HeldState, array_type
+from meshdsl.layouts.machine import kept_topology, topology_of_kind
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
 from meshdsl.plan.plan import Plan, load_plan
@@ -38,6 +40,9 @@ from meshdsl.training.contingency import plan_file
 from meshdsl.training.events import JOINED, PLANNED, RESTORED, add_event
 from meshdsl.training.folder import CHECKPOINTS, METRICS, check_free, shared_folder
 from meshdsl.training.loop import Outcome, Run, Step, restore_newest, train
+from meshdsl.training.metrics import OnMetrics
+from meshdsl.training.sink import Sink
+from meshdsl.training.trackers import trackers
 from meshdsl.util.terminal import print_fitted, terminal
 
 log = logging.getLogger("meshdsl")
@@ -98,16 +103,22 @@ def steps_of(program: Program) -> int:
     return program.steps
 
 
-def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tuple[State, Outcome]:
+def train_program(
+    sharded: Sharded[..., Any], program: Program, run: Run, on_metrics: Iterable[OnMetrics] = ()
+) -> tuple[State, Outcome]:
     """Trains with the planned step, from the newest checkpoint in the run's folder if there is one.
 
     Args:
       sharded: the planned step.
       program: the program, with init and batches.
       run: length and folder.
+      on_metrics: functions that the first process calls with the steps done and the values of a step or an evaluation.
 
     Returns:
       The state after the last step, in the layouts of the plan, and the outcome.
+
+    Example:
+      >>> train_program(sharded, program, Run(300, folder), [lambda step, values: tracker.log(values, step=step)])
     """
     check_trainable(program)
     program = with_made_state(program)
@@ -121,6 +132,12 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
         raise ArgumentError(f"batches(): {is_a(batches)}, not something that yields batches")
     if isinstance(batches, Batches):
         run = replace(run, unit=batches.unit, units=batches.units * batches.batch)
+    plan, feed = stages.planned.plan, sharded_feed(batches, example, batch_places)
+    run = replace(run, compute_bound=plan.utilization.compute_bound if has_known_rate(plan) else 0.0)
+    sink = None
+    if run.sink > 1:
+        several = SunkStep(stages, run.sink, len(jax.tree.leaves(example)))
+        sink = Sink(run.sink, several, several.compile, feed.stacked, run.measures_sink)
     places = stages.executable.shardings
     placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at) for x, at in zip(shapes, places, strict=False)]
     before = time.monotonic()
@@ -129,7 +146,18 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
     if jax.process_index() == 0:
         add_event(run.folder, RESTORED, step=done, seconds=round(time.monotonic() - before, 3))
     step = returning_state(sharded, [holds_objects(x) for x in program.args[:-1]])
-    return train(step, start, sharded_feed(batches, example, batch_places), run, done, program.evaluate)
+    return train(step, start, feed, run, done, program.evaluate, sink, on_metrics)
+
+
+def has_known_rate(plan: PlanData) -> bool:
+    """Whether the plan's topology is one that is known of the devices at hand, so that MFU means something.
+
+    The preset of CPUs describes no machine; a measured topology does.
+    """
+    device = jax.devices()[0]
+    found = kept_topology(device.device_kind, plan.mesh) or topology_of_kind(device.platform, device.device_kind)
+    preset = found == topology_of_kind("cpu", "cpu")
+    return not found.assumed and not preset and plan.topology == found.topology
 
 
 def identity(program: Program, plan: PlanData, batches: Any) -> dict[str, Any]:
@@ -291,13 +319,14 @@ class Session:
         """Whether this is the first process."""
         return jax.process_index() == 0
 
-    def train(self, run: Run, accept_changes: bool = False, resume: bool = True) -> Outcome:
+    def train(self, run: Run, accept_changes: bool = False, resume: bool = True, log: Iterable[str] = ()) -> Outcome:
         """Trains from the newest checkpoint if there is one.
 
         Args:
           run: length, folder, and what it keeps; without a number of steps (0) it has those of the program.
           accept_changes: whether to resume a run of another program, batch or data.
           resume: whether the folder may hold a run.
+          log: names of trackers that metrics are sent to.
         """
         check_trainable(self.program)
         run = replace(run, steps=run.steps or steps_of(self.program))
@@ -314,7 +343,8 @@ class Session:
                 if self.supervised:
                     save_for_supervisor(plan, run.folder)
             self._console.print(f"\nthe whole plan: {run.folder / PLAN}", markup=False)
-            _, outcome = train_program(sharded, replace(self.program, batches=lambda: batches), run)
+            with trackers(log, run.folder) as on_metrics:
+                _, outcome = train_program(sharded, replace(self.program, batches=lambda: batches), run, on_metrics)
             if self.is_first:
                 self._report(outcome, run)
         return outcome

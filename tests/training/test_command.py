@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from meshdsl.cli import app, main
 from meshdsl.training.launchers import process_count
+from meshdsl.training.metrics import read_metrics
 from meshdsl.training.run import Session
 from tests.cli.test_json import documented
 
@@ -38,8 +39,7 @@ def started(*options, folder, **variables):
 
 
 def losses(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line["loss"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line]
 
 
 def saved(folder):

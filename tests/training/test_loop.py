@@ -1,7 +1,8 @@
 """Checkpoints, the loop, its record, the picture."""
 
-import json
 import logging
+import math
+import os
 import subprocess
 import sys
 import time
@@ -19,7 +20,8 @@ from meshdsl.training.batches import host_feed
 from meshdsl.training.checkpoint import Checkpoints
 from meshdsl.training.datasets.text import text_batches
 from meshdsl.training.loop import Run, TrainingBar, restore_newest, train
-from meshdsl.training.metrics import History, MetricsFile, draw_curves
+from meshdsl.training.metrics import History, MetricsFile, RecentLosses, draw_curves, read_metrics
+from meshdsl.training.step_times import SlowestProcess
 
 ROOT = Path(__file__).parent.parent.parent
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)
@@ -104,19 +106,72 @@ def test_batches_that_end_before_the_steps(tmp_path):
     assert restore_newest(run, state)[0] == 3
 
 
-def test_the_record_drops_what_will_be_done_again(tmp_path):
+def test_the_record_grows_and_what_is_done_again_counts_once(tmp_path):
     file = tmp_path / "metrics.jsonl"
     with MetricsFile(file, 0) as record:
+        assert not file.exists()  # its time is that of a step
         for step in (1, 2, 3):
             record.step(step, step / 2, seconds=0.5)
         record.evaluation(2, {"accuracy": 0.9})
-    file.write_text(file.read_text() + '{"step": 4, "lo')  # killed while writing
+    before = file.read_text() + '{"step": 4, "lo'  # killed while writing
+    file.write_text(before)
+    os.utime(file, (1, 1))
     with MetricsFile(file, 2) as record:
+        assert record.history == History([0.5, 1.0], [(2, {"accuracy": 0.9})]) and file.stat().st_mtime == 1
         record.step(3, 7.0)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert lines[0] == {"step": 1, "loss": 0.5, "seconds": 0.5}
+    assert file.read_text().startswith(before + "\n") and record.history.losses == [0.5, 1.0, 7.0]
+    lines = read_metrics(file)
+    assert lines[0] == {"time": pytest.approx(time.time(), abs=60), "step": 1, "loss": 0.5, "seconds": 0.5}
     assert [line["step"] for line in lines] == [1, 2, 2, 3] and lines[-1]["loss"] == 7.0
-    assert record.history == History([0.5, 1.0, 7.0], [(2, {"accuracy": 0.9})])
+    assert MetricsFile(file, 2).history.losses == [0.5, 1.0]
+
+
+def test_a_function_of_metrics_that_fails_is_dropped(tmp_path, caplog):
+    seen = []
+
+    def failing(step, values):
+        raise OSError("no network\nat all")
+
+    run = Run(steps=4, folder=tmp_path, evaluate_every=2, unit="rows", compute_bound=1e-9)
+    hooks = [failing, lambda *line: seen.append(line)]
+    train(count, (jnp.float32(0),), host_feed([0] * 4), run, evaluate=lambda n: {"n": n}, on_metrics=hooks)
+    assert [step for step, _ in seen] == [1, 2, 2, 3, 4, 4] and seen[2] == (2, {"n": 2.0})
+    (warning,) = (each.getMessage() for each in caplog.records)
+    assert warning == "failing is not called again: OSError: no network"
+    for step, values in seen[3:5]:
+        own = values["input seconds"] + values["compute seconds"]
+        assert values["loss"] == step - 1 and values["rows/s"] == pytest.approx(1 / own, rel=0.1)
+        assert values["seconds"] == pytest.approx(own + values.get("evaluation seconds", 0), abs=1e-5)
+    assert "compile seconds" in seen[0][1] and "save seconds" not in seen[0][1] and "MFU" in seen[0][1]
+
+
+def spikes(losses):
+    recent = RecentLosses()
+    return [i for i, loss in enumerate(losses) if recent.spike_above(loss) is not None]
+
+
+def test_spikes_of_the_loss():
+    draw = np.random.default_rng(0)
+    falling = 2 + 8 * np.exp(-np.arange(20_000) / 300) + 0.2 * draw.normal(size=20_000)
+    assert len(spikes(falling)) <= 1
+    assert len(spikes(2 + np.cos(np.arange(20_000) / 500) + 0.05 * draw.normal(size=20_000))) <= 2
+    assert spikes([2.0, *[1.0] * 60, 1.09, 1.2, math.nan, 1.0]) == [62]  # by a tenth at least
+    falling[[700, 9000]] += 4
+    assert {700, 9000} <= {*spikes(falling)} and len(spikes(falling)) <= 3
+    assert 0 < len(spikes([*[1.0] * 100, *[3.0] * 100])) <= 26  # a new level is soon the usual one
+
+
+def test_a_spike_is_a_line_and_a_value(tmp_path, capsys):
+    losses = [1.0] * 30 + [5.0] + [1.0] * 4
+    run = Run(steps=35, folder=tmp_path)
+    train(lambda n, batch: (n, batch), (jnp.float32(0),), host_feed(losses), run)
+    assert [x["step"] for x in read_metrics(tmp_path / "metrics.jsonl") if x.get("spike above") == 1.0] == [31]
+    assert "step    31   training loss 5.000: a spike, the recent median is 1.000" in capsys.readouterr().out
+
+
+def test_the_slowest_process():
+    assert SlowestProcess.of([0.2, 0.5, 0.1, 0.3]) == (1, 0.5, 0.2)
+    assert SlowestProcess.of([0.2, 0.3]).delays(0.5) and not SlowestProcess.of([0.2, 0.3]).delays(2.0)
 
 
 def test_the_curves_are_a_picture(tmp_path):

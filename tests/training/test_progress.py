@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ def steps(last, seconds=0.1):
 @pytest.mark.parametrize(("patience", "lines", "allowed"), [
     (PATIENCE, steps(33), 60.0),
     (PATIENCE, [*steps(33, 7.0)[:-1], {"step": 33, "loss": 1.0, "seconds": 800.0}], 140.0),  # the median's multiple
+    (replace(PATIENCE, sink=10), steps(33, 1.0), 200.0),
     (PATIENCE, steps(40), 900.0),  # an evaluation follows
     (PATIENCE, [*steps(40), {"step": 40, "evaluation": {}}], 60.0),
     (PATIENCE, [*steps(100), {"step": 100, "evaluation": {}}], 900.0),  # a checkpoint follows
@@ -31,14 +33,15 @@ def test_how_long_the_next_line_may_take(patience, lines, allowed):
 
 def test_silence_of_a_run(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in steps(5000)))
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in steps(5000)) + '{"step": 4, "lo\n')
     add_event(tmp_path, "first step", step=1)  # of an earlier launch
     time.sleep(0.01)
     progress = Progress(tmp_path, PATIENCE)
     silence, allowed = progress.silence()
     assert not progress.has_stepped and silence < 60 and allowed == 900.0
     add_event(tmp_path, "first step", step=5001)
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in steps(5001)) + '{"step": 50')
+    with metrics.open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in steps(5001)) + '{"step": 50')
     assert progress.has_stepped and progress.silence()[1] == 60.0
     progress._launched -= 1000  # it was launched, and did its last step, long ago
     os.utime(metrics, (time.time() - 100, time.time() - 100))
