@@ -92,7 +92,7 @@ def downtimes(events: Sequence[Event]) -> list[Downtime]:
     A downtime ends with the next step, the next fault or the last event.
     """
     ends = [i for i, event in enumerate(events) if event["event"] in (FAULT, STOP)]
-    bounds = zip(ends, [*ends[1:], len(events)], strict=True)
+    bounds = zip(ends, [*ends, len(events)][1:], strict=True)
     found = [_downtime(events[i], events[i + 1 : end]) for i, end in bounds]
     return [each for i, each in zip(ends, found, strict=True) if events[i]["event"] == FAULT or len(each.stages) > 1]
 
