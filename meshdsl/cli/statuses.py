@@ -1,10 +1,11 @@
 """How a command ends with an error: its message and its exit status.
 
 An error of meshdsl says itself what is wrong. Any other error that comes out of the program's own code, while its file
-is read or its step traced, is reported with the line that raised it. An error without such a line is a fault of
-meshdsl, and keeps its traceback.
+is read or its step traced, is reported with the line that raised it. An error without such a line is that of a full
+disk, or a fault of meshdsl, which keeps its traceback.
 """
 
+import errno
 import sysconfig
 from pathlib import Path
 from traceback import extract_tb
@@ -35,11 +36,16 @@ def message_of(error: Exception) -> str:
         return str(error)
     line = _innermost_line(error)
     if not line:
-        return ""
+        return f"{error}: make room, or write elsewhere" if _is_of_disk(error) else ""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_JAX_FILTERS)]
     rows = [f"{line}: {type(error).__name__}: {text}", *(f"  {note}" for note in notes)]
     return "\n".join([*rows, "meshdsl --debug ... shows the traceback"])
+
+
+def _is_of_disk(error: Exception) -> bool:
+    """Whether a disk is full, or cannot be written."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _innermost_line(error: Exception) -> str:

@@ -15,9 +15,12 @@ set aside under another name, and the checkpoint before it is restored.
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, cast
@@ -32,6 +35,7 @@ from meshdsl.errors import ArgumentError, CheckpointError, MeshDSLError, NonFini
 from meshdsl.ir.graph import array_type
 from meshdsl.trace.pure_step import named_arrays
 from meshdsl.training.digests import Digests
+from meshdsl.training.storage import MAKE_ROOM, is_remote, reason, reported
 from meshdsl.util.text import bytes_text
 from meshdsl.util.version import version
 
@@ -40,6 +44,7 @@ log = logging.getLogger("meshdsl")
 State = tuple[Any, ...]
 Facts = Mapping[str, Any]
 _STATE, _FACTS, _FILE = "state", "facts", "facts.json"
+_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is being written
 
 
 class Checkpoints:
@@ -61,12 +66,14 @@ class Checkpoints:
         facts: Facts | None = None,
         only_finite: bool = True,
     ) -> None:
-        self.folder = epath.Path(folder).resolve()
+        self.folder = epath.Path(folder) if is_remote(folder) else epath.Path(folder).resolve()
         self._facts, self._only_finite = dict(facts or {}), only_finite
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True)
         handlers = {_STATE: ocp.StandardCheckpointHandler(), _FACTS: _FactsHandler()}
-        with _reported(f"{self.folder} cannot hold checkpoints"):
+        with reported(f"{self.folder} cannot hold checkpoints"):
             self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+        self._tracebacks = partial(_is_not_raised)  # an object of its own, for several may be open
+        logging.getLogger("absl").addFilter(self._tracebacks)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -98,10 +105,11 @@ class Checkpoints:
           CheckpointError: a state cannot be written.
         """
         arrays = named_arrays(state)[0]
+        self.wait()
         self._check_space(arrays)
-        facts = {"versions": {"meshdsl": version(), "jax": jax.__version__}, **self._facts}
+        facts = {"versions": versions(), "position": {"batches": step}, **self._facts}
         started = _FactsSave(step, facts, Digests(arrays), self._only_finite)
-        with _reported(f"{self.folder} cannot hold the state after step {step}"):
+        with reported(f"{self.folder} cannot hold the state after step {step}"):
             saved = self._manager.save(
                 step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=started)
             )
@@ -116,9 +124,16 @@ class Checkpoints:
         Raises:
           NonFiniteError, CheckpointError: as ``save``.
         """
-        with _reported(f"{self.folder} cannot hold the newest state"):
-            self._manager.wait_until_finished()
-            self._manager.check_for_errors()
+        try:
+            with reported(f"{self.folder} cannot hold the newest state"):
+                self._manager.wait_until_finished()
+                self._manager.check_for_errors()
+        except MeshDSLError as error:
+            self._remove_unfinished()
+            if isinstance(error, NonFiniteError):
+                raise
+            left = f"the newest checkpoint is after step {self.newest}" if self._steps else "there is no checkpoint"
+            raise CheckpointError(f"{error}; {left}") from error.__cause__
 
     def facts(self, step: int) -> dict[str, Any]:
         """Return what was saved beside the state after ``step`` steps; nothing if it cannot be read."""
@@ -164,6 +179,15 @@ class Checkpoints:
             self.wait()
         finally:
             self._manager.close()
+            logging.getLogger("absl").removeFilter(self._tracebacks)
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a save that failed has left; in a bucket, the next run does."""
+        if jax.process_index() == 0 and not is_remote(str(self.folder)):
+            with suppress(OSError):
+                for each in self.folder.glob(f"*{_UNFINISHED}*"):
+                    each.rmtree()
+        self._manager.reload()
 
     def _restore(self, step: int, state: State) -> tuple[str, State | None]:
         """Return what is wrong with a checkpoint, or its state; in every process the same.
@@ -213,16 +237,22 @@ class Checkpoints:
             raise ArgumentError(faults(title, shortened(rows), "train into another folder, or resume that program"))
 
     def _check_space(self, arrays: Mapping[str, Any]) -> None:
-        """Raise CheckpointError unless the disk has room for the arrays."""
-        local = Path(self.folder)
-        if not local.is_dir():  # remote
+        """Raises CheckpointError, in all processes, unless the disk that they share has room for the arrays."""
+        if is_remote(str(self.folder)):
             return
-        free, size = disk_usage(local).free, sum(x.size * x.dtype.itemsize for x in arrays.values())
+        size, fault = sum(x.size * x.dtype.itemsize for x in arrays.values()), "another process says why"
+        try:
+            free = disk_usage(self.folder).free
+        except OSError as error:
+            free, fault = -1, reason(error)
+        if jax.process_count() > 1:  # of which no one may look while another one writes
+            words = multihost_utils.broadcast_one_to_all(np.array([free], np.int64).view(np.uint32))
+            free = int(np.asarray(words).view(np.int64)[0])
+        if free < 0:
+            raise CheckpointError(f"{self.folder} cannot hold the newest state: {fault}")
         if size > free:
-            raise CheckpointError(
-                f"{local} has {bytes_text(free)} free, and a checkpoint needs {bytes_text(size)}: make room, or give\n"
-                "another folder"
-            )
+            has = f"{self.folder} has {bytes_text(free)} free"
+            raise CheckpointError(f"{has}, and a checkpoint needs {bytes_text(size)}: {MAKE_ROOM}")
 
 
 def _type(x: Any) -> str:
@@ -231,15 +261,15 @@ def _type(x: Any) -> str:
     return array_type(x.dtype, x.shape, ())
 
 
-@contextmanager
-def _reported(what: str) -> Iterator[None]:
-    """Turn errors of the file system and of orbax within a block into a CheckpointError of one line."""
-    try:
-        yield
-    except MeshDSLError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{what}: {first_line(error)}") from error
+def versions() -> dict[str, str]:
+    """Returns the versions of what computes a state, and saves it."""
+    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy", "orbax-checkpoint")}
+    return {"meshdsl": version(), "python": platform.python_version(), **libraries}
+
+
+def _is_not_raised(record: logging.LogRecord) -> bool:
+    """Whether a record is no traceback of an error that orbax raises again in who waits for what it does meanwhile."""
+    return not (record.exc_info and record.module in ("future", "async_checkpointer", "checkpoint_manager"))
 
 
 # ---- What is saved beside the arrays ---------------------------------------------------------------------------------

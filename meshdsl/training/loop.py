@@ -251,6 +251,7 @@ def train(
     evaluate: Evaluate | None = None,
     sink: Sink | None = None,
     on_metrics: Iterable[OnMetrics] = (),
+    checkpoints: Checkpoints | None = None,
 ) -> tuple[State, Outcome]:
     """Trains from step ``done`` to ``run.steps``, and returns the state and the outcome.
 
@@ -263,6 +264,7 @@ def train(
       evaluate: ``(*state) -> metrics`` on held-out data; an array of values counts as its mean.
       sink: several steps in one dispatch, in place of ``feed``.
       on_metrics: functions that the first process calls with the steps done and the values of a step or an evaluation.
+      checkpoints: those of the run, if they are open.
 
     Raises:
       NonFiniteError: a loss or a state holds NaNs or infinities; the newest checkpoint is of a step before it.
@@ -275,8 +277,8 @@ def train(
         stop = stack.enter_context(StopSignal(bar.stopping))
         file = MetricsFile(run.folder / METRICS, done, on_metrics) if first else MetricsFile(None, done)
         record = stack.enter_context(file)
-        checkpoints = stack.enter_context(run.checkpoints())
-        return _Loop(step, run, bar, record, checkpoints, evaluate, sink, state, done).train(feed, stop)
+        held = checkpoints or stack.enter_context(run.checkpoints())
+        return _Loop(step, run, bar, record, held, evaluate, sink, state, done).train(feed, stop)
 
 
 @dataclass
@@ -338,6 +340,7 @@ class _Loop:
                 stopped = stop.after(dispatches) if self.done < self.run.steps else 0
         self._note(LAST_STEP, self.done)
         self._save_rest()
+        self.checkpoints.wait()
         return self.state, Outcome(self.record.history, self.done, stopped)
 
     def _run(self, count: int, batch: Any) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -35,11 +36,11 @@ from meshdsl.plan.types import Array, PlanData
 from meshdsl.trace.objects import holds_objects
 from meshdsl.trace.pure_step import Maker
 from meshdsl.training.batches import Batches, describe, sharded_feed
-from meshdsl.training.checkpoint import State
+from meshdsl.training.checkpoint import Checkpoints, State, versions
 from meshdsl.training.contingency import plan_file
 from meshdsl.training.events import JOINED, PLANNED, RESTORED, add_event
 from meshdsl.training.folder import CHECKPOINTS, METRICS, check_free, shared_folder
-from meshdsl.training.loop import Outcome, Run, Step, restore_newest, train
+from meshdsl.training.loop import Outcome, Run, Step, train
 from meshdsl.training.metrics import OnMetrics
 from meshdsl.training.sink import Sink
 from meshdsl.training.trackers import trackers
@@ -104,7 +105,11 @@ def steps_of(program: Program) -> int:
 
 
 def train_program(
-    sharded: Sharded[..., Any], program: Program, run: Run, on_metrics: Iterable[OnMetrics] = ()
+    sharded: Sharded[..., Any],
+    program: Program,
+    run: Run,
+    on_metrics: Iterable[OnMetrics] = (),
+    checkpoints: Checkpoints | None = None,
 ) -> tuple[State, Outcome]:
     """Trains with the planned step, from the newest checkpoint in the run's folder if there is one.
 
@@ -113,6 +118,7 @@ def train_program(
       program: the program, with init and batches.
       run: length and folder.
       on_metrics: functions that the first process calls with the steps done and the values of a step or an evaluation.
+      checkpoints: those of the run, if they are open.
 
     Returns:
       The state after the last step, in the layouts of the plan, and the outcome.
@@ -140,13 +146,14 @@ def train_program(
         sink = Sink(run.sink, several, several.compile, feed.stacked, run.measures_sink)
     places = stages.executable.shardings
     placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at) for x, at in zip(shapes, places, strict=False)]
-    before = time.monotonic()
-    found = restore_newest(run, _state(like.unflatten(placed)))
-    done, start = found or (0, _state(sharded.init(required(program.init), program.args[-1])))
-    if jax.process_index() == 0:
-        add_event(run.folder, RESTORED, step=done, seconds=round(time.monotonic() - before, 3))
     step = returning_state(sharded, [holds_objects(x) for x in program.args[:-1]])
-    return train(step, start, feed, run, done, program.evaluate, sink, on_metrics)
+    with run.checkpoints() if checkpoints is None else nullcontext(checkpoints) as held:
+        before = time.monotonic()
+        found = held.restore_newest(_state(like.unflatten(placed)))
+        done, start = found or (0, _state(sharded.init(required(program.init), program.args[-1])))
+        if jax.process_index() == 0:
+            add_event(run.folder, RESTORED, step=done, seconds=round(time.monotonic() - before, 3))
+        return train(step, start, feed, run, done, program.evaluate, sink, on_metrics, held)
 
 
 def has_known_rate(plan: PlanData) -> bool:
@@ -171,13 +178,15 @@ def identity(program: Program, plan: PlanData, batches: Any) -> dict[str, Any]:
     }
 
 
-def check_same(run: Run, accept_changes: bool = False) -> None:
-    """Raises ArgumentError if the newest checkpoint of a run's folder is of another one, with every difference.
+def check_same(run: Run, checkpoints: Checkpoints, accept_changes: bool = False) -> str:
+    """Returns a note if other versions saved the newest checkpoint.
 
     One whose facts cannot be read is damaged, and the one before it will be restored.
+
+    Raises:
+      ArgumentError: it is of another run; the message has every difference.
     """
-    with run.checkpoints() as checkpoints:
-        saved = checkpoints.newest_facts()
+    saved = checkpoints.newest_facts()
     changed = {name: saved[name] for name in run.facts if name in saved and saved[name] != run.facts[name]}
     if changed and not accept_changes:
         rows = [f"{name}: {run.facts[name]}, and was {before}" for name, before in changed.items()]
@@ -185,6 +194,9 @@ def check_same(run: Run, accept_changes: bool = False) -> None:
         raise ArgumentError(
             faults(title, rows, "--accept-changes resumes it nevertheless; --folder names another place")
         )
+    now, before = versions(), saved.get("versions", {})
+    others = [f"{name} {before[name]} (now {now[name]})" for name in now if before.get(name, now[name]) != now[name]]
+    return f"note: the newest checkpoint was saved with {', '.join(others)}" if others else ""
 
 
 def with_made_state(program: Program) -> Program:
@@ -337,14 +349,17 @@ class Session:
             sharded, plan = self._plan(run)
             batches = required(self.program.batches)()
             run = replace(run, facts=identity(self.program, plan, batches))
-            check_same(run, accept_changes)
-            if self.is_first:
-                plan.save(run.folder / PLAN)
-                if self.supervised:
-                    save_for_supervisor(plan, run.folder)
-            self._console.print(f"\nthe whole plan: {run.folder / PLAN}", markup=False)
-            with trackers(log, run.folder) as on_metrics:
-                _, outcome = train_program(sharded, replace(self.program, batches=lambda: batches), run, on_metrics)
+            with run.checkpoints() as checkpoints:
+                if note := check_same(run, checkpoints, accept_changes):
+                    self._console.print(note, markup=False)
+                if self.is_first:
+                    plan.save(run.folder / PLAN)
+                    if self.supervised:
+                        save_for_supervisor(plan, run.folder)
+                self._console.print(f"\nthe whole plan: {run.folder / PLAN}", markup=False)
+                program = replace(self.program, batches=lambda: batches)
+                with trackers(log, run.folder) as on_metrics:
+                    _, outcome = train_program(sharded, program, run, on_metrics, checkpoints)
             if self.is_first:
                 self._report(outcome, run)
         return outcome

@@ -14,6 +14,7 @@ import tensorstore as ts
 from meshdsl.errors import CheckpointError, MeshDSLError, first_line
 
 DEADLINE = 20.0  # seconds in which storage answers
+MAKE_ROOM = "make room, or give another folder"
 _SCHEME = "gs://"
 _STATUS = re.compile(r"^[A-Z_]+: ")  # before messages of tensorstore
 
@@ -76,6 +77,8 @@ def reported(what: str, kind: type[MeshDSLError] = CheckpointError) -> Iterator[
 def reason(error: Exception) -> str:
     """Returns what is wrong with the storage, with a remedy where there is one that can be named."""
     text = _STATUS.sub("", first_line(error)).partition(" [")[0].replace("\0", "/") or type(error).__name__
+    if full := re.search("No space left on device|Disk quota exceeded", str(error)):
+        return f"{full.group()}: {MAKE_ROOM}"
     if isinstance(error, ImportError):
         return f"{text}; pip install 'meshdsl[gcs]'"
     if isinstance(error, TimeoutError):

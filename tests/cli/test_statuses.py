@@ -1,5 +1,6 @@
 """Exit statuses: 0 done, 1 changed, 2 bad input, 3 infeasible, 4 another program or jax, 130 Ctrl-C, 141 pipe."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cli import main
+from meshdsl.cli.statuses import message_of, status_of
 
 STEP = """
 import jax, jax.numpy as jnp
@@ -46,6 +48,14 @@ def ended(tmp_path, monkeypatch, capsys):
 
     assert run("plan", "whole.py", "--save", "whole.json")[0] == 0
     return run
+
+
+def test_a_disk_that_is_full_is_no_fault_of_meshdsl():
+    assert status_of(OSError(errno.ENOSPC, "No space left on device")) == 2
+    assert message_of(OSError(errno.EROFS, "Read-only file system", "runs/a")) == (
+        "[Errno 30] Read-only file system: 'runs/a': make room, or write elsewhere"
+    )
+    assert status_of(OSError(errno.EBADF, "Bad file descriptor")) == 70
 
 
 def test_a_plan_that_holds_and_one_that_changed(ended):

@@ -5,7 +5,9 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -211,6 +213,57 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written(saved, monkeypatch):
         checkpoints.save(30, state(30))
     with pytest.raises(CheckpointError, match="/proc/run cannot hold checkpoints: "):
         Checkpoints("/proc/run")
+
+
+@contextmanager
+def small_disk(folder, size):
+    """A file system of its own in a folder, where this process may mount one."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("only root mounts file systems")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_disk_that_is_full_while_a_checkpoint_is_written(tmp_path, caplog):
+    x = jax.random.normal(jax.random.key(0), (256, 1024))  # 1 MB, which no compression makes smaller
+    with small_disk(tmp_path / "disk", "3m"):
+        checkpoints = Checkpoints(tmp_path / "disk" / "run")
+        checkpoints.save(10, (x,))
+        checkpoints.wait()
+        checkpoints._check_space = lambda arrays: (tmp_path / "disk" / "other").write_bytes(bytes(1_500_000))
+        checkpoints.save(20, (x,))
+        with pytest.raises(CheckpointError) as error:
+            checkpoints.wait()
+        checkpoints.close()
+        kept = f"{tmp_path / 'disk' / 'run'} cannot hold the newest state: No space left on device: make room, or give"
+        assert str(error.value) == f"{kept} another folder; the newest checkpoint is after step 10"
+        assert [each.name for each in (tmp_path / "disk" / "run").iterdir()] == ["10"]
+        assert not any(record.exc_info for record in caplog.records)
+        with Checkpoints(tmp_path / "disk" / "run") as checkpoints:
+            assert checkpoints.restore_newest((x,))[0] == 10
+
+
+def test_a_folder_that_is_removed_while_a_run_trains(saved):
+    with Checkpoints(saved) as checkpoints:
+        shutil.rmtree(saved)
+        with pytest.raises(CheckpointError) as error:
+            checkpoints.save(30, state(30))
+    assert str(error.value).startswith(f"{saved} cannot hold the newest state: [Errno 2] No such file or directory")
+    assert "\n" not in str(error.value)
+
+
+def test_tracebacks_of_others_are_logged(saved, caplog):
+    others = logging.getLogger("absl")
+    before = [*others.filters]
+    with Checkpoints(saved), Checkpoints(saved):
+        try:
+            raise OSError("of another library")
+        except OSError:
+            others.exception("said")
+    assert [record.getMessage() for record in caplog.records] == ["said"] and others.filters == before
 
 
 def test_nothing_starts_from_the_beginning_because_all_is_damaged(saved):

@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,9 +21,10 @@ from meshdsl.cli import main
 from meshdsl.errors import ArgumentError
 from meshdsl.training import folder
 from meshdsl.training.batches import Batches, shuffled
+from meshdsl.training.checkpoint import versions
 from meshdsl.training.folder import LOCK, STALE, FolderLock, _this_process, check_free, is_alive
 from meshdsl.training.loop import Run
-from meshdsl.training.run import Session, skipping
+from meshdsl.training.run import Session, check_same, skipping
 from meshdsl.training.storage import SharedFile
 from tests.training.test_command import LONG, TINY, losses, run, saved, started, wait_for_a_checkpoint
 from tests.training.tiny import X, Y, loss, program
@@ -158,6 +160,15 @@ def test_resuming_something_else_is_refused_until_accepted(tmp_path):
     assert (
         Session(program, md.Mesh.parse("model=4,data=2")).train(Run(8, tmp_path / "a"), accept_changes=True).done == 8
     )
+
+
+def test_other_versions_are_a_note(tmp_path):
+    saved = {"versions": {**versions(), "jax": "0.9.1", "numpy": "1.0"}, "step": "a"}
+    checkpoints = SimpleNamespace(newest_facts=lambda: saved)
+    said = check_same(Run(1, tmp_path, facts={"step": "a"}), checkpoints)
+    assert said.startswith("note: the newest checkpoint was saved with jax 0.9.1 (now ") and ", numpy 1.0 (now " in said
+    saved["versions"] = versions()
+    assert check_same(Run(1, tmp_path), checkpoints) == ""
 
 
 def test_steps_that_are_not_finite_are_skipped(tmp_path):
