@@ -3,14 +3,15 @@
 python -m bench.loop tests/training/tiny.py examples/digits.py --steps 2000
 
 The bare loop calls the planned step on one batch that is in place already, and waits once, at its end. The run reads
-and places batches, reads every loss and writes ``metrics.jsonl``, but makes no checkpoint before its end. Both are
-timed in turn, in rounds; the least and the median of the ratios are reported. ``--saves`` compares how long a
-checkpoint in the background keeps the loop from going on with how long it takes in all.
+and places batches, reads every loss and writes ``metrics.jsonl``, but makes no checkpoint before its end; ``--sink``
+adds runs of several steps in one dispatch. All are timed in turn, in rounds; the least and the median of the ratios to
+the bare step are reported. ``--saves`` compares how long a checkpoint in the background keeps the loop from going on
+with how long it takes in all.
 """
 
 import argparse
-import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -22,48 +23,55 @@ from jax.sharding import NamedSharding, PartitionSpec
 import meshdsl as md
 from bench.report import machine, table
 from meshdsl.api.program import parallelize_program
+from meshdsl.api.sink import SunkStep
 from meshdsl.cli.programs import load_program
 from meshdsl.training.batches import sharded_feed
 from meshdsl.training.checkpoint import Checkpoints
 from meshdsl.training.loop import Run, train
+from meshdsl.training.metrics import read_metrics
 from meshdsl.training.run import required
+from meshdsl.training.sink import Sink
 
 
-def loop_seconds(program: md.Program, mesh: md.Mesh, steps: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Returns seconds per step of the bare step and of a run, one of each per round."""
+def loop_seconds(
+    program: md.Program, mesh: md.Mesh, steps: int, rounds: int, sinks: Sequence[int]
+) -> dict[int, list[float]]:
+    """Returns seconds per step of each round: of the bare step at 0, and of runs by the steps in one dispatch."""
     sharded = parallelize_program(program, mesh)
     batches = required(program.batches)()
     *_, places = sharded.input_shardings(*program.args)[0]
     feed = sharded_feed(batches, program.args[-1], places)
     first = next(feed(0))
+    stages, arrays = sharded.stages(*program.args), len(jax.tree.leaves(program.args[-1]))
+    sunk = {count: SunkStep(stages, count, arrays) for count in sinks if count > 1}
 
     def state() -> tuple[Any, ...]:
         made = sharded.init(required(program.init), program.args[-1])
         return made if isinstance(made, tuple) else (made,)
 
-    def bare() -> None:
+    def bare() -> float:
         now = state()
         start = time.perf_counter()
         for _ in range(steps):
             *now, loss = sharded(*now, first)
         jax.block_until_ready((now, loss))
-        alone.append((time.perf_counter() - start) / steps)
+        return (time.perf_counter() - start) / steps
 
-    def run() -> None:
+    def run(count: int) -> float:
+        step = sunk.get(count)
+        sink = step and Sink(count, step, step.compile, feed.stacked)
         with TemporaryDirectory() as folder:
-            never = Run(steps, Path(folder), save_every=2 * steps, evaluate_every=2 * steps, keep=1)
-            train(sharded, state(), feed, never)
-            lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
-            spent = [line["seconds"] for line in lines]
+            never = Run(steps, Path(folder), save_every=2 * steps * count, evaluate_every=2 * steps * count, keep=1)
+            train(sharded, state(), feed, never, sink=sink)
+            spent = [line["seconds"] for line in read_metrics(Path(folder) / "metrics.jsonl")]
             assert len(spent) == steps
-            whole.append(sum(spent[1:]) / (steps - 1))  # the first one opens files
+            return sum(spent[count:]) / (steps - count)  # the first dispatch opens files
 
-    alone: list[float] = []
-    whole: list[float] = []
+    found: dict[int, list[float]] = {count: [] for count in (0, 1, *sunk)}
     for _ in range(rounds + 1):
-        bare()
-        run()
-    return alone[1:], whole[1:]  # without the first round, which compiles
+        for count, times in found.items():
+            times.append(run(count) if count else bare())
+    return {count: times[1:] for count, times in found.items()}  # without the first round, which compiles
 
 
 def save_seconds(megabytes: int, devices: int) -> tuple[float, float]:
@@ -89,15 +97,25 @@ def main() -> None:
     parser.add_argument("--mesh", type=md.Mesh.parse, default="data=4,model=2")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sink", type=int, nargs="*", default=[10], help="steps in one dispatch")
     parser.add_argument("--saves", type=int, default=256, metavar="MB", help="size of the checkpoint; 0 for none")
     options = parser.parse_args()
     rows = []
     for name in options.programs:
-        alone, whole = loop_seconds(load_program(name), options.mesh, options.steps, options.rounds)
-        ratios = [b / a for a, b in zip(alone, whole, strict=True)]
-        times = (f"{min(each) * 1e6:.0f} ({median(each) * 1e6:.0f})" for each in (alone, whole))
-        rows.append((name, *times, f"{min(whole) / min(alone):.2f} ({median(ratios):.2f})"))
-    print(table(("program", "bare step, us (median)", "meshdsl train, us (median)", "ratio (median)"), rows))
+        found = loop_seconds(load_program(name), options.mesh, options.steps, options.rounds, options.sink)
+        alone = found.pop(0)
+        for count, whole in found.items():
+            ratios = [b / a for a, b in zip(alone, whole, strict=True)]
+            times = (f"{min(each) * 1e6:.0f} ({median(each) * 1e6:.0f})" for each in (alone, whole))
+            rows.append((name, count, *times, f"{min(whole) / min(alone):.2f} ({median(ratios):.2f})"))
+    header = (
+        "program",
+        "steps in one dispatch",
+        "bare step, us (median)",
+        "meshdsl train, us (median)",
+        "ratio (median)",
+    )
+    print(table(header, rows))
     if options.saves:
         blocked, whole_save = save_seconds(options.saves, options.mesh.size)
         shares = (f"{blocked * 1e3:.0f}", f"{whole_save * 1e3:.0f}", f"{blocked / whole_save:.3f}")
