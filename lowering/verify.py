@@ -176,7 +176,7 @@ def equal_or_error(report: VerifyReport, judged: str) -> VerifyReport:
 def compare(planned: Iterable[PlannedCollective], compiled: Iterable[CompiledCollective], mesh: Mesh) -> VerifyReport:
     """Returns both sides per kind and axes, and the reconciled differences as notes."""
     planned, compiled = list(planned), list(compiled)
-    guessed = {_key(c.kind, c.axes, c.group, mesh) for c in compiled if not c.known}
+    guessed = {collective_key(c.kind, c.axes, c.group, mesh) for c in compiled if not c.known}
     left, slack = _planned_bytes(planned, guessed, mesh)
     right = _compiled_bytes(compiled, guessed, mesh)
     notes = [
@@ -195,7 +195,7 @@ def _planned_bytes(
     """Bytes per key, and their largest rounding error: half a byte per executed collective."""
     total, slack = defaultdict[Key, Fraction](Fraction), defaultdict[Key, Fraction](Fraction)
     for c in planned:
-        key = _key(c.kind, c.axes, 0, mesh)
+        key = collective_key(c.kind, c.axes, 0, mesh)
         trips = 1 if key in guessed else c.trips
         total[key] += c.bytes * trips
         slack[key] += Fraction(trips, 2)
@@ -205,13 +205,13 @@ def _planned_bytes(
 def _compiled_bytes(compiled: Iterable[CompiledCollective], guessed: set[Key], mesh: Mesh) -> dict[Key, Fraction]:
     total = defaultdict[Key, Fraction](Fraction)
     for c in compiled:
-        key = _key(c.kind, c.axes, c.group, mesh)
+        key = collective_key(c.kind, c.axes, c.group, mesh)
         total[key] += c.bytes * (1 if key in guessed else c.trips)
     return total
 
 
-def _key(kind: str, axes: tuple[str, ...] | None, group: int, mesh: Mesh) -> Key:
-    """Kind, and axes in mesh order without those of size 1: groups of devices depend on neither."""
+def collective_key(kind: str, axes: tuple[str, ...] | None, group: int, mesh: Mesh) -> Key:
+    """Returns kind, and axes in mesh order without those of size 1: groups of devices depend on neither."""
     if axes is None:
         return kind, f"groups of {group}"
     return kind, ",".join(name for name, size in mesh if name in axes and size > 1)

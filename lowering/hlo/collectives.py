@@ -185,6 +185,7 @@ class CompiledCollective:
       known: every enclosing loop has a known trip count.
       recast: this backend sends numbers in another width than planned; ``bytes`` counts the planned one.
       scope: the name stack it was traced under.
+      name: of the instruction.
     """
 
     kind: str
@@ -195,6 +196,7 @@ class CompiledCollective:
     known: bool
     recast: bool
     scope: str
+    name: str = ""
 
 
 def compiled_collectives(text: str, mesh: Mesh) -> tuple[CompiledCollective, ...]:
@@ -236,7 +238,8 @@ def _collective(site: InstructionSite, readers: _Readers, mesh: Mesh) -> Compile
         kind, sent = "reduce-scatter", sent / 2
     if kind == "ragged-all-to-all":  # plans call it by what it is on the wire
         kind = "all-to-all"
-    return CompiledCollective(kind, axes, group, sent, site.trips, site.known, any(w != 1 for w in widths), scope)
+    recast = any(w != 1 for w in widths)
+    return CompiledCollective(kind, axes, group, sent, site.trips, site.known, recast, scope, line.name)
 
 
 _SENT: dict[str, Callable[[Fraction, int], Fraction]] = {

@@ -27,6 +27,7 @@ Under that line and on top of it:
     calls         which calls are of one kind and share all stages, and how a call reaches the compiled program
     program       ``md.Program``, what program files define; stacks of layers as pipeline stages
     sink          several steps in one dispatch
+    profile       measured beside predicted seconds of collectives
     check         ``sharded.check``: the sharded step beside the unsharded one, and how much of it was divided
     explain       why an input has its layout, by planning with every other one
     mesh_search   ``md.search``: the best mesh and pipeline for a number of devices

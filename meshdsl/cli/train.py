@@ -75,6 +75,9 @@ def train(
     sink: Annotated[
         str, typer.Option(help="steps in one dispatch, or 'auto': several where the first steps show that it is faster")
     ] = "1",
+    profile: Annotated[
+        str | None, typer.Option(help="trace these steps, such as 10:13, and compare their collectives with the plan")
+    ] = None,
     log: Annotated[
         list[Tracker] | None, typer.Option(help="also send metrics to this tracker; may be repeated")
     ] = None,
@@ -114,6 +117,7 @@ def train(
         from meshdsl.training.launchers import process_count
         from meshdsl.training.loop import Run
         from meshdsl.training.multihost import end_with_supervisor, is_supervised, join
+        from meshdsl.training.profile import parse_profile
         from meshdsl.training.progress import Patience
         from meshdsl.training.run import Session, check_folder, skipping
         from meshdsl.training.sink import parse_sink
@@ -123,6 +127,7 @@ def train(
 
     over = load_mesh(mesh, topology)
     several, measured = parse_sink(sink, save_every, evaluate_every)
+    traced = parse_profile(profile)
     check_trackers(log or ())
     folder = folder or Path("runs") / short_name(program)
     if process_count() == 1 and not is_supervised():
@@ -155,6 +160,7 @@ def train(
             only_finite=on_nan is OnNaN.stop,
             sink=several,
             measures_sink=measured,
+            profile=traced,
         )
         outcome = session.train(run, accept_changes, resume or is_supervised(), log or ())
     if as_json and session.is_first:

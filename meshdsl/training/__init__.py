@@ -15,6 +15,7 @@ so a planned step and a plain ``jax.jit`` step train in the same way. Modules in
     step_times   where the time of steps goes, and which process takes longest
     trackers     TensorBoard, Weights & Biases
     sink         several steps in one dispatch
+    profile      a trace of some steps
     loop         steps, evaluations, checkpoints, progress bar, a clean stop
     run          training an ``md.Program``; one run of ``meshdsl train``
     launchers    variables of SLURM, MPI, torchrun, Kubernetes, TPUs: how many processes there are, and where they meet

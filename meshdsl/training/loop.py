@@ -36,8 +36,9 @@ from meshdsl.errors import NonFiniteError
 from meshdsl.training.batches import Feed, ReadAhead, ReadingStopped
 from meshdsl.training.checkpoint import Checkpoints, State
 from meshdsl.training.events import COMPILED, FIRST_STEP, LAST_STEP, add_event
-from meshdsl.training.folder import CHECKPOINTS, METRICS
+from meshdsl.training.folder import CHECKPOINTS, METRICS, PROFILE
 from meshdsl.training.metrics import History, Metrics, MetricsFile, OnMetrics, RecentLosses
+from meshdsl.training.profile import Profile
 from meshdsl.training.sink import Sink, check_sink
 from meshdsl.training.step_times import DeviceMemory, SlowestProcess, StepTimes
 from meshdsl.util.text import seconds_text
@@ -190,6 +191,7 @@ class Run:
       facts: what checkpoints say of the run, as JSON.
       sink: steps in one dispatch; it divides ``save_every`` and ``evaluate_every``.
       measures_sink: whether so many are taken in one dispatch only if the first steps show that this is faster.
+      profile: the first and the last step that are traced by jax's profiler; None for none.
       compute_bound: seconds in which the devices could do the products of a step, for MFU; 0 if that is not known.
 
     Raises:
@@ -208,6 +210,7 @@ class Run:
     facts: Mapping[str, Any] = field(default_factory=dict)
     sink: int = 1
     measures_sink: bool = False
+    profile: tuple[int, int] | None = None
     compute_bound: float = 0.0
 
     def __post_init__(self) -> None:
@@ -229,11 +232,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Metrics of a run so far, the steps done, and the signal that stopped it before its end; 0 if none did."""
+    """Metrics of a run so far, the steps done, and the signal that stopped it before its end; 0 if none did.
+
+    Args:
+      profile: of the steps that were traced, if any were.
+    """
 
     history: History
     done: int
     stopped: int = 0
+    profile: Profile | None = None
 
 
 def restore_newest(run: Run, like: State) -> tuple[int, State] | None:
@@ -296,8 +304,10 @@ class _Loop:
     def __post_init__(self) -> None:
         self._first = self.done + 1
         self._unread: tuple[int, Any] | None = None  # number of steps of the last dispatch, and their losses
+        self._loss = math.nan  # the last one that was read
         self._called: set[int] = set()  # numbers of steps in one dispatch, so that the next one does not compile
         self._times, self._memory, self._recent = StepTimes(), DeviceMemory(), RecentLosses()
+        self._profile = Profile(self.run.folder / PROFILE, self.run.profile if _is_first() else None)
         self._values: Metrics = {}  # others, of the steps that are recorded next
         for loss in self.record.history.losses[-RecentLosses.WINDOW :]:
             self._recent.spike_above(loss)
@@ -310,6 +320,7 @@ class _Loop:
             self.bar.note(f"resumed after step {self.done}")
         stopped, dispatches, groups = 0, 0, 0
         with ExitStack() as stack:
+            stack.callback(lambda: self._profile.stop(self.done))
             if self.sink is not None:
                 stack.callback(self.sink.release)
                 with self._times.of("compile"):
@@ -341,11 +352,16 @@ class _Loop:
         self._note(LAST_STEP, self.done)
         self._save_rest()
         self.checkpoints.wait()
-        return self.state, Outcome(self.record.history, self.done, stopped)
+        profile = self._profile if self._profile.steps else None
+        return self.state, Outcome(self.record.history, self.done, stopped, profile)
 
     def _run(self, count: int, batch: Any) -> None:
         """Starts steps, and meanwhile records those before; then evaluates and saves if it is time to."""
         step = self.step if self.sink is None or count == 1 else self.sink.step
+        if self._profile.begins(self.done, count):
+            self._wait()
+            with self._times.of("profile"):
+                self._profile.start(self.done)
         with self._times.of("dispatch" if count in self._called else "compile"):
             *after, losses = step(*self.state, batch)
         self._called.add(count)
@@ -353,6 +369,10 @@ class _Loop:
             self._note(COMPILED, self._first)
         self._read_losses()
         self.state, self.done, self._unread = tuple(after), self.done + count, (count, losses)
+        if self._profile.ends(self.done):
+            self._wait()
+            with self._times.of("profile"):
+                self._profile.stop(self.done)
         evaluates = self.evaluate is not None and self.run.evaluates(self.done)
         if evaluates or self.run.saves(self.done):
             self._compare_processes()
@@ -364,10 +384,15 @@ class _Loop:
         if self.run.saves(self.done):
             self._save()
 
+    def _wait(self) -> None:
+        """Waits until the devices are idle."""
+        self._read_losses()
+        jax.block_until_ready(self.state)
+
     def _read_losses(self) -> float:
         """Waits for the last steps, records them and returns the last loss; those before are recorded already."""
         if self._unread is None:
-            return math.nan
+            return self._loss
         (count, losses), self._unread = self._unread, None
         values = np.asarray(losses).astype(np.float64).reshape(-1).tolist()
         times = self._times.per_step(count)
@@ -386,7 +411,8 @@ class _Loop:
         self._values = {}
         for number, value in enumerate(values, self.done - count + 1):
             self._record(number, value, more)
-        return float(values[-1])
+        self._loss = float(values[-1])
+        return self._loss
 
     def _record(self, number: int, loss: float, more: Metrics) -> None:
         usual = self._recent.spike_above(loss)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from meshdsl.api import Program, Sharded
+from meshdsl.api.profile import collective_times, times_text
 from meshdsl.api.program import parallelize_program
 from meshdsl.api.sink import SunkStep
 from meshdsl.errors import ArgumentError, PlanFileError, faults, is_a, shortened
@@ -42,13 +43,16 @@ from meshdsl.training.events import JOINED, PLANNED, RESTORED, add_event
 from meshdsl.training.folder import CHECKPOINTS, METRICS, check_free, shared_folder
 from meshdsl.training.loop import Outcome, Run, Step, train
 from meshdsl.training.metrics import OnMetrics
+from meshdsl.training.profile import Profile
 from meshdsl.training.sink import Sink
 from meshdsl.training.trackers import trackers
 from meshdsl.util.terminal import print_fitted, terminal
+from meshdsl.util.text import seconds_text
 
 log = logging.getLogger("meshdsl")
 
 PLAN = "plan.json"  # in the folder of a run
+TIMES = "collectives.txt"  # in the folder of a profile
 _REQUIRED = {  # fields of a program that training needs, with their purpose
     "init": "it makes the arguments before the batch",
     "batches": "it yields the batches, the step's last argument",
@@ -140,10 +144,8 @@ def train_program(
         run = replace(run, unit=batches.unit, units=batches.units * batches.batch)
     plan, feed = stages.planned.plan, sharded_feed(batches, example, batch_places)
     run = replace(run, compute_bound=plan.utilization.compute_bound if has_known_rate(plan) else 0.0)
-    sink = None
-    if run.sink > 1:
-        several = SunkStep(stages, run.sink, len(jax.tree.leaves(example)))
-        sink = Sink(run.sink, several, several.compile, feed.stacked, run.measures_sink)
+    several = SunkStep(stages, run.sink, len(jax.tree.leaves(example))) if run.sink > 1 else None
+    sink = None if several is None else Sink(run.sink, several, several.compile, feed.stacked, run.measures_sink)
     places = stages.executable.shardings
     placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at) for x, at in zip(shapes, places, strict=False)]
     step = returning_state(sharded, [holds_objects(x) for x in program.args[:-1]])
@@ -153,7 +155,22 @@ def train_program(
         done, start = found or (0, _state(sharded.init(required(program.init), program.args[-1])))
         if jax.process_index() == 0:
             add_event(run.folder, RESTORED, step=done, seconds=round(time.monotonic() - before, 3))
-        return train(step, start, feed, run, done, program.evaluate, sink, on_metrics, held)
+        state, outcome = train(step, start, feed, run, done, program.evaluate, sink, on_metrics, held)
+    if outcome.profile is not None:
+        called = (vars(each).get("compiled") for each in (stages.executable, several) if each is not None)
+        write_times(outcome.profile, plan, [program for program in called if program is not None])
+    return state, outcome
+
+
+def write_times(profile: Profile, plan: Plan, programs: Sequence[jax.stages.Compiled]) -> None:
+    """Writes a table of measured beside predicted seconds into the folder of a profile.
+
+    Args:
+      programs: the compiled programs that ran.
+    """
+    steps = f"{profile.steps} steps of {seconds_text(profile.seconds)} each, predicted {seconds_text(plan.seconds)}"
+    times = times_text(collective_times(profile.folder, programs, plan, profile.steps))
+    (profile.folder / TIMES).write_text(f"{steps}\n{times}\n")
 
 
 def has_known_rate(plan: PlanData) -> bool:
@@ -407,5 +424,8 @@ class Session:
 
         if outcome.stopped:
             self._console.print(f"stopped after step {outcome.done} of {run.steps}; --resume continues")
+        if outcome.profile is not None:
+            times, folder = (outcome.profile.folder / TIMES).read_text(), outcome.profile.folder
+            self._console.print(f"profile in {folder}, of {times}", markup=False, end="")
         picture = draw_curves(outcome.history, run.folder / "curves.png")
         self._console.print(f"curves: {picture}   metrics: {run.folder / METRICS}", markup=False)

@@ -13,8 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from meshdsl.cli import app, main
+from meshdsl.errors import ArgumentError
 from meshdsl.training.launchers import process_count
 from meshdsl.training.metrics import read_metrics
+from meshdsl.training.profile import parse_profile
 from meshdsl.training.run import Session
 from tests.cli.test_json import documented
 
@@ -86,6 +88,23 @@ def test_a_run_and_what_it_leaves(tmp_path):
         "curves.png",
     }
     assert len(losses(tmp_path / "a")) == 30 and losses(tmp_path / "a")[-1] < 0.2 * losses(tmp_path / "a")[0]
+
+
+def test_a_profile_of_some_steps(tmp_path):
+    status, printed = run("--folder", tmp_path, "--steps", 8, "--profile", "3:5")
+    assert status == 0 and f"profile in {tmp_path}/profile, of 3 steps of" in printed
+    rows = [line.split() for line in (tmp_path / "profile" / "collectives.txt").read_text().splitlines()[2:]]
+    assert [row[:2] for row in rows] == [["all-reduce", "data"], ["all-reduce", "data,model"]]
+    assert [len(row) for row in rows] == [7, 7]  # predicted, measured, and their ratio
+    spent = [line for line in read_metrics(tmp_path / "metrics.jsonl") if "profile seconds" in line]
+    assert [line["step"] for line in spent] == [3, 6]  # before its end, and after the last one traced
+
+
+def test_steps_to_profile():
+    assert parse_profile("10:13") == (10, 13) and parse_profile(None) is None
+    for wrong in ("10", "0:3", "5:4", "a:b"):
+        with pytest.raises(ArgumentError, match=f"--profile {wrong}: not the first and the last step, such as 10:13"):
+            parse_profile(wrong)
 
 
 def test_a_run_goes_on_over_another_mesh_with_other_layouts(tmp_path):
