@@ -17,7 +17,7 @@ export PYTHONPATH := .
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/evidence/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes fuzz-files pipelines strategies predictions targets measured bench-planner data dist clean
+.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes fuzz-files chaos pipelines strategies predictions targets measured bench-planner data dist clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -64,6 +64,9 @@ fuzz: $(VENV)/ready pipelines  ## judge random programs, 10,000 if not told othe
 
 fuzz-bytes: $(VENV)/ready  ## bytes of random slices, pads, updates, ... beside the least possible; FUZZ=1000 SEED=7
 	$(EIGHT) $(RUN) -m tests.fuzz.form_bytes --cases $(or $(FUZZ),300) --seed $(or $(SEED),0)
+
+chaos: $(VENV)/ready  ## kill, stop and hang supervised runs at random, 100 faults if not told otherwise; FAULTS=20 SEED=7
+	$(RUN) -m tests.chaos --faults $(or $(FAULTS),100) --seed $(or $(SEED),0)
 
 fuzz-files: $(VENV)/ready  ## read mutated plan, topology and schedule files, 2,000 if not told otherwise; FUZZ=300 SEED=7
 	$(RUN) -m tests.fuzz.files --cases $(or $(FUZZ),2000) --seed $(or $(SEED),0)

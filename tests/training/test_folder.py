@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import meshdsl as md
@@ -196,22 +195,6 @@ def test_a_run_without_numbers_ends_with_a_status_of_its_own(tmp_path, monkeypat
         main()
     assert ended.value.code == 5 and "the loss of step " in capsys.readouterr().err
     assert losses(tmp_path / "a")[-1] is None
-
-
-def test_processes_that_die_or_hang_are_started_again_and_the_losses_are_those_of_an_undisturbed_run(tmp_path):
-    folder = tmp_path / "two"
-    options = ("--processes", 2, "--restarts", 3, "--hang-timeout", 4, "--save-every", 10, "--steps", 400)
-    process = started(*options, folder=folder, TINY_HANG="380")
-    wait_for_a_checkpoint(process, folder)
-    os.kill(int((folder / "process-1").read_text()), signal.SIGKILL)
-    out, said = process.communicate(timeout=240)
-    assert process.returncode == 0 and "resumed after step" in out, said
-    assert "process 1 of 2 ended with status -9" in said and "restart 1 of at most 3 per hour" in said
-    assert "no step was done for 4 s; the processes wrote their stacks" in said and "restart 2 of" in said
-    stacks = said + (folder / "process-1.log").read_text()
-    assert "Current thread" in stacks and "tiny.py" in stacks
-    run("--folder", tmp_path / "one", "--steps", 400)
-    np.testing.assert_allclose(losses(folder), losses(tmp_path / "one"), rtol=1e-4)
 
 
 def test_what_would_fail_again_is_not_started_again(tmp_path):

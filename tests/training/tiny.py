@@ -2,7 +2,6 @@
 TINY_RATE is the learning rate."""
 
 import os
-import time
 from pathlib import Path
 
 import jax
@@ -28,32 +27,12 @@ def step(w, key, batch):
     return w - RATE * gradient + 1e-3 * jax.random.normal(now, w.shape), key, value
 
 
-class Hanging:
-    """Records of which the first process to read the batch at TINY_HANG waits forever, once."""
-
-    def __init__(self, records):
-        self.records = records
-
-    def __len__(self):
-        return len(self.records)
-
-    def take(self, positions):
-        if positions[0] // 32 == int(os.environ["TINY_HANG"]):
-            try:
-                Path(os.environ["TINY_FOLDER"], "hung").touch(exist_ok=False)
-                time.sleep(1000)
-            except FileExistsError:
-                pass
-        return self.records.take(positions)
-
-
 def batches():
     if "TINY_FOLDER" in os.environ:
         if Path(os.environ["TINY_FOLDER"], f"gone-{jax.process_index()}").exists():  # its device is
             os._exit(9)
         Path(os.environ["TINY_FOLDER"], f"process-{jax.process_index()}").write_text(str(os.getpid()))
-    records = shuffled({"x": X, "y": Y})
-    return Batches(Hanging(records) if "TINY_HANG" in os.environ else records, 32)
+    return Batches(shuffled({"x": X, "y": Y}), 32)
 
 
 def evaluate(w, key):
