@@ -4,7 +4,6 @@ import os
 import sys
 from contextlib import nullcontext
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,7 +57,9 @@ def train(
     chunks: Chunks = None,
     recompute: Recompute = None,
     steps: Annotated[int | None, typer.Option(min=1, help="steps of the run; default: the program's")] = None,
-    folder: Annotated[Path | None, typer.Option(help="folder of the run; default: runs/NAME")] = None,
+    folder: Annotated[
+        str | None, typer.Option(help="folder of the run, also gs://bucket/run; default: runs/NAME")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint in the folder")] = False,
     save_every: Annotated[int, typer.Option(min=1, help="steps between checkpoints")] = 50,
     evaluate_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = 50,
@@ -121,6 +122,7 @@ def train(
         from meshdsl.training.progress import Patience
         from meshdsl.training.run import Session, check_folder, skipping
         from meshdsl.training.sink import parse_sink
+        from meshdsl.training.storage import locate
         from meshdsl.training.trackers import check_trackers
     except ModuleNotFoundError as error:
         raise MeshDSLError(f"training needs {error.name}: pip install 'meshdsl[train]'") from error
@@ -129,14 +131,14 @@ def train(
     several, measured = parse_sink(sink, save_every, evaluate_every)
     traced = parse_profile(profile)
     check_trackers(log or ())
-    folder = folder or Path("runs") / short_name(program)
+    local, bucket = locate(folder or f"runs/{short_name(program)}")
     if process_count() == 1 and not is_supervised():
-        check_folder(folder, resume)
+        check_folder(local, resume, bucket)
         if processes > 1 or restarts:
             _check_least(min_processes, processes, restarts)
             patience = Patience(hang_timeout, start_timeout, save_every, evaluate_every, sink=several)
             supervision = supervisor.Supervision(restarts, min_processes, grow_after, grace, patience)
-            raise typer.Exit(supervisor.start(["-m", "meshdsl", *sys.argv[1:]], over, processes, folder, supervision))
+            raise typer.Exit(supervisor.start(["-m", "meshdsl", *sys.argv[1:]], over, processes, local, supervision))
     if plan_ahead:
         os.nice(19)
         end_with_supervisor()
@@ -148,11 +150,11 @@ def train(
         planned = os.environ.get(supervisor.PLANNED_FILE)
         session = Session(trained, over, rules, memory, is_supervised(), planned)
         if plan_ahead:
-            return session.plan_ahead(folder)
+            return session.plan_ahead(local)
         devices_for(over)  # refuses too few before a plan takes its time
         run = Run(
             steps or 0,
-            folder,
+            local,
             save_every,
             evaluate_every,
             keep=keep,
@@ -161,10 +163,11 @@ def train(
             sink=several,
             measures_sink=measured,
             profile=traced,
+            bucket=bucket,
         )
         outcome = session.train(run, accept_changes, resume or is_supervised(), log or ())
     if as_json and session.is_first:
-        show("train", "", _facts(outcome, folder), as_json)
+        show("train", "", _facts(outcome, bucket or str(local)), as_json)
     if outcome.stopped:
         raise typer.Exit(128 + outcome.stopped)
 
@@ -177,9 +180,9 @@ def _check_least(least: int | None, processes: int, restarts: int) -> None:
         raise ArgumentError(f"--min-processes {least}: no process is restarted; give --restarts too, such as 10")
 
 
-def _facts(outcome: "Outcome", folder: Path) -> dict[str, Any]:
+def _facts(outcome: "Outcome", folder: str) -> dict[str, Any]:
     """Returns the summary of a run that ``--json`` prints."""
     history = outcome.history
     step, evaluated = history.evaluations[-1] if history.evaluations else (None, {})
     last = {"loss": history.losses[-1] if history.losses else None, "evaluated": step, "evaluation": evaluated}
-    return {"folder": str(folder), "steps": outcome.done, "stopped": bool(outcome.stopped), **last}
+    return {"folder": folder, "steps": outcome.done, "stopped": bool(outcome.stopped), **last}

@@ -8,7 +8,7 @@ so a planned step and a plain ``jax.jit`` step train in the same way. Modules in
 
     batches      batches that resume at any step, their placement on devices, reading ahead
     digests      digests of arrays that do not depend on layouts
-    storage      folders and buckets: files that several processes replace, and what their errors mean
+    storage      folders and buckets: copies of files that grow, files that several processes replace, what errors mean
     checkpoint   saved states, which restore onto another mesh and plan (orbax)
     folder       the folder of a run, which one run holds at a time
     metrics      metrics.jsonl, spikes of the loss, and the curves

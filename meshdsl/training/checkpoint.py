@@ -16,7 +16,7 @@ import asyncio
 import json
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +56,7 @@ class Checkpoints:
       keep_every: checkpoints after multiples of this many steps are kept as well.
       facts: what is saved with each, as JSON.
       only_finite: whether to refuse states with NaNs or infinities.
+      publish: what the first process does before a checkpoint is completed, in the background.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class Checkpoints:
         keep_every: int | None = None,
         facts: Facts | None = None,
         only_finite: bool = True,
+        publish: Callable[[], None] | None = None,
     ) -> None:
         self.folder = epath.Path(folder) if is_remote(folder) else epath.Path(folder).resolve()
-        self._facts, self._only_finite = dict(facts or {}), only_finite
+        self._facts, self._only_finite, self._publish = dict(facts or {}), only_finite, publish
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True)
         handlers = {_STATE: ocp.StandardCheckpointHandler(), _FACTS: _FactsHandler()}
         with reported(f"{self.folder} cannot hold checkpoints"):
@@ -108,7 +110,7 @@ class Checkpoints:
         self.wait()
         self._check_space(arrays)
         facts = {"versions": versions(), "position": {"batches": step}, **self._facts}
-        started = _FactsSave(step, facts, Digests(arrays), self._only_finite)
+        started = _FactsSave(step, facts, Digests(arrays), self._only_finite, self._publish)
         with reported(f"{self.folder} cannot hold the state after step {step}"):
             saved = self._manager.save(
                 step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=started)
@@ -295,6 +297,8 @@ class _FactsHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax 
                 f"the state after step {args.step} is not saved: NaNs or infinities in {', '.join(shortened(bad, 3))}"
             )
         if jax.process_index() == 0:
+            if args.publish is not None:
+                args.publish()
             (directory / _FILE).write_text(json.dumps({**args.facts, "digests": digests}))
 
 
@@ -305,6 +309,7 @@ class _FactsSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
     facts: Facts
     digests: Digests
     only_finite: bool
+    publish: Callable[[], None] | None
 
 
 @ocp.args.register_with_handler(_FactsHandler, for_restore=True)

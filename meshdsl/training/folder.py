@@ -25,11 +25,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from meshdsl.errors import ArgumentError
-from meshdsl.training.storage import DEADLINE, SharedFile, is_remote, reported
+from meshdsl.training.storage import DEADLINE, LOCK, SharedFile, is_remote, reported
 from meshdsl.util.exit_status import LOST
 from meshdsl.util.text import seconds_text
 
-LOCK, CHECKPOINTS, METRICS, EVENTS = "run.lock", "checkpoints", "metrics.jsonl", "events.jsonl"  # in a run's folder
+CHECKPOINTS, METRICS, EVENTS = "checkpoints", "metrics.jsonl", "events.jsonl"  # in a run's folder
 PROFILE = "profile"  # there too
 HEARTBEAT, STALE = 5.0, 60.0  # seconds between two touches, and without one after which the holder is gone
 VISIBLE = 20.0  # seconds in which a file of one process reaches the others, over a network file system

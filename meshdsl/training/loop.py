@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jax.experimental import multihost_utils
 from rich import get_console
 from rich.console import Console
@@ -41,6 +42,7 @@ from meshdsl.training.metrics import History, Metrics, MetricsFile, OnMetrics, R
 from meshdsl.training.profile import Profile
 from meshdsl.training.sink import Sink, check_sink
 from meshdsl.training.step_times import DeviceMemory, SlowestProcess, StepTimes
+from meshdsl.training.storage import Mirror
 from meshdsl.util.text import seconds_text
 
 # ---- Progress bar ----------------------------------------------------------------------------------------------------
@@ -181,6 +183,7 @@ class Run:
     Args:
       steps: steps of the whole run.
       folder: folder of its checkpoints and ``metrics.jsonl``.
+      bucket: folder in a bucket that has the checkpoints, and copies of the files of ``folder``; empty without one.
       save_every: steps between checkpoints; the last step is always saved.
       evaluate_every: steps between evaluations on held-out data; the last step always has one.
       unit: name of what is counted per second.
@@ -208,6 +211,7 @@ class Run:
     keep_every: int | None = None
     only_finite: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
+    bucket: str = ""
     sink: int = 1
     measures_sink: bool = False
     profile: tuple[int, int] | None = None
@@ -225,9 +229,16 @@ class Run:
         """Whether an evaluation follows this many steps."""
         return step % self.evaluate_every == 0 or step == self.steps
 
+    @property
+    def place(self) -> Path | str:
+        """The folder that all processes share."""
+        return self.bucket or self.folder
+
     def checkpoints(self) -> Checkpoints:
         """Opens the checkpoints."""
-        return Checkpoints(self.folder / CHECKPOINTS, self.keep, self.keep_every, self.facts, self.only_finite)
+        publish = Mirror(self.folder, self.bucket).publish if self.bucket else None
+        folder = epath.Path(self.place) / CHECKPOINTS
+        return Checkpoints(folder, self.keep, self.keep_every, self.facts, self.only_finite, publish)
 
 
 @dataclass(frozen=True)

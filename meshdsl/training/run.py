@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 from jax.tree_util import keystr
 
 from meshdsl.api import Program, Sharded
@@ -45,6 +46,7 @@ from meshdsl.training.loop import Outcome, Run, Step, train
 from meshdsl.training.metrics import OnMetrics
 from meshdsl.training.profile import Profile
 from meshdsl.training.sink import Sink
+from meshdsl.training.storage import Mirror, check_backend, reported
 from meshdsl.training.trackers import trackers
 from meshdsl.util.terminal import print_fitted, terminal
 from meshdsl.util.text import seconds_text
@@ -207,7 +209,7 @@ def check_same(run: Run, checkpoints: Checkpoints, accept_changes: bool = False)
     changed = {name: saved[name] for name in run.facts if name in saved and saved[name] != run.facts[name]}
     if changed and not accept_changes:
         rows = [f"{name}: {run.facts[name]}, and was {before}" for name, before in changed.items()]
-        title = f"the run in {run.folder} is of something else:"
+        title = f"the run in {run.place} is of something else:"
         raise ArgumentError(
             faults(title, rows, "--accept-changes resumes it nevertheless; --folder names another place")
         )
@@ -294,18 +296,27 @@ def _type(x: Array) -> str:
 # ---- One run of the command ------------------------------------------------------------------------------------------
 
 
-def check_folder(folder: Path, resume: bool) -> None:
-    """Raises ArgumentError rather than overwrite another run, or a file, or disturb a run that is going on."""
+def check_folder(folder: Path, resume: bool, bucket: str = "") -> None:
+    """Raises ArgumentError rather than overwrite another run, or a file, or disturb a run that is going on.
+
+    What other machines wrote to the bucket is here afterwards.
+    """
     if any(each.is_file() for each in (folder, *folder.parents)):
         raise ArgumentError(f"{folder} cannot be the folder of a run: there is a file; --folder names another place")
-    check_free(folder)
+    if bucket:
+        check_backend(bucket)
+    check_free(bucket or folder)
     if not resume:
-        check_new(folder)
+        check_new(bucket or folder)
+    if bucket:
+        Mirror(folder, bucket).fetch()
 
 
-def check_new(folder: Path) -> None:
+def check_new(folder: Path | str) -> None:
     """Raises ArgumentError if the folder holds a run."""
-    if any((folder / CHECKPOINTS).glob("[0-9]*")):
+    with reported(f"{folder} cannot be the folder of a run", ArgumentError):
+        held = any((epath.Path(folder) / CHECKPOINTS).glob("[0-9]*"))
+    if held:
         raise ArgumentError(f"{folder} holds a run: --resume continues it, --folder names another place")
 
 
@@ -359,9 +370,13 @@ class Session:
         """
         check_trainable(self.program)
         run = replace(run, steps=run.steps or steps_of(self.program))
-        with shared_folder(run.folder):
+        with shared_folder(run.place):
             if not resume:
-                check_new(run.folder)
+                check_new(run.place)
+            if run.bucket and self.is_first:
+                Mirror(run.folder, run.bucket).fetch()
+                what = f"{run.bucket}: what is no checkpoint is written to {run.folder}, and copied with each"
+                self._console.print(what, markup=False)
             self._note(run, JOINED, processes=jax.process_count())
             sharded, plan = self._plan(run)
             batches = required(self.program.batches)()
@@ -379,6 +394,8 @@ class Session:
                     _, outcome = train_program(sharded, program, run, on_metrics, checkpoints)
             if self.is_first:
                 self._report(outcome, run)
+                if run.bucket:
+                    Mirror(run.folder, run.bucket).publish()
         return outcome
 
     def plan_ahead(self, folder: Path) -> None:
