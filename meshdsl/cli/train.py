@@ -24,10 +24,15 @@ from meshdsl.cli.options import (
 )
 from meshdsl.cli.output import output_to_stderr, show
 from meshdsl.cli.programs import load_mesh, load_program, short_name
+from meshdsl.cli.statuses import message_of, status_of
 from meshdsl.errors import ArgumentError, MeshDSLError
 
 if TYPE_CHECKING:
     from meshdsl.training.loop import Outcome
+
+
+_OF_SUPERVISOR = ("processes", "restarts", "min_processes", "grow_after", "hang_timeout", "start_timeout", "grace")
+_MAY_DIFFER = ("program", "folder", "join_timeout", "as_json", *_OF_SUPERVISOR)  # paths may differ between machines
 
 
 class OnNaN(StrEnum):
@@ -46,6 +51,7 @@ class Tracker(StrEnum):
 
 
 def train(
+    context: typer.Context,
     program: ProgramName,
     mesh: MeshText = DEFAULT_MESH,
     topology: TopologyName = None,
@@ -102,22 +108,25 @@ def train(
     ] = 1800.0,
     grace: Annotated[float, typer.Option(min=0, help="seconds to save and end on SIGTERM")] = 120.0,
     plan_ahead: Annotated[bool, typer.Option("--plan-ahead", hidden=True)] = False,
+    join_timeout: Annotated[
+        float, typer.Option(min=1, help="seconds in which the processes of a launcher have to come together")
+    ] = 300.0,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program's training step, and train with that plan, in one process or several.
 
     The folder holds the plan, checkpoints, metrics.jsonl (a line per step and evaluation) and curves.png. On Ctrl-C
     the run finishes its step, saves and ends with status 130, on SIGTERM with 143; --resume continues it, also on
-    another mesh. Under SLURM, OpenMPI or Kubernetes start one command per process: they find each other. With --json
-    everything but the outcome is printed to standard error.
+    another mesh. Under SLURM, MPI, torchrun or Kubernetes start one command per process: they find each other, and an
+    error in one of them ends all. With --json everything but the outcome is printed to standard error.
     """
     from meshdsl.lowering.shardings import devices_for
 
     try:
         from meshdsl.training import supervisor
-        from meshdsl.training.launchers import process_count
+        from meshdsl.training.launchers import find_rank
         from meshdsl.training.loop import Run
-        from meshdsl.training.multihost import end_with_supervisor, is_supervised, join
+        from meshdsl.training.multihost import end_with_supervisor, is_supervised, joined
         from meshdsl.training.profile import parse_profile
         from meshdsl.training.progress import Patience
         from meshdsl.training.run import Session, check_folder, skipping
@@ -132,7 +141,8 @@ def train(
     traced = parse_profile(profile)
     check_trackers(log or ())
     local, bucket = locate(folder or f"runs/{short_name(program)}")
-    if process_count() == 1 and not is_supervised():
+    own = find_rank(join_timeout)
+    if own is None and not is_supervised():
         check_folder(local, resume, bucket)
         if processes > 1 or restarts:
             _check_least(min_processes, processes, restarts)
@@ -142,9 +152,10 @@ def train(
     if plan_ahead:
         os.nice(19)
         end_with_supervisor()
-    else:
-        join(over)
-    with output_to_stderr() if as_json else nullcontext():
+    given = {name: value for name, value in context.params.items() if value and name not in _MAY_DIFFER}
+    common = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
+    together = nullcontext() if plan_ahead else joined(over, own, common, _explain, join_timeout)
+    with together, output_to_stderr() if as_json else nullcontext():
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
         trained = skipping(loaded) if on_nan is OnNaN.skip else loaded
         planned = os.environ.get(supervisor.PLANNED_FILE)
@@ -178,6 +189,14 @@ def _check_least(least: int | None, processes: int, restarts: int) -> None:
         raise ArgumentError(f"--min-processes {least} is more than --processes {processes}")
     if least is not None and least < processes and not restarts:
         raise ArgumentError(f"--min-processes {least}: no process is restarted; give --restarts too, such as 10")
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """Returns message and status of an error, which another process may print; a traceback is printed by this one."""
+    message = message_of(error)
+    if "--debug" in sys.argv or not message:
+        sys.excepthook(type(error), error, error.__traceback__)
+    return message or f"{type(error).__name__}: {error}", status_of(error)
 
 
 def _facts(outcome: "Outcome", folder: str) -> dict[str, Any]:

@@ -23,6 +23,8 @@ so a planned step and a plain ``jax.jit`` step train in the same way. Modules in
     progress     whether a run makes progress, seen from outside
     members      which processes go on after a fault
     contingency  plans for fewer processes, made in advance
+    rendezvous   processes meet before jax joins them, and end together
+    agreement    what all processes have in common, compared before anything is compiled
     supervisor   processes on this machine, started again when one fails
     multihost    joining the other processes
     evaluate     gathering arrays for evaluation, sampling text

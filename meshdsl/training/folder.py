@@ -36,6 +36,15 @@ VISIBLE = 20.0  # seconds in which a file of one process reaches the others, ove
 _FAILED = (OSError, ValueError, RuntimeError)  # what storage raises
 
 
+_held: "set[FolderLock]" = set()  # by this process
+
+
+def give_back() -> None:
+    """Gives back the folders that this process holds, before it ends without leaving their contexts."""
+    for lock in list(_held):
+        lock.__exit__(None, None, None)
+
+
 class FolderLock:
     """Holds the folder of a run for this process; a context manager.
 
@@ -59,11 +68,13 @@ class FolderLock:
                 content, found = self._file.read()
                 _check_free(self.folder, content)
                 self._generation = self._file.replace(self._text(), found)
+        _held.add(self)
         self._heart.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended.set()
+        _held.discard(self)
         self._heart.join(timeout=DEADLINE)
         with suppress(*_FAILED):
             self._file.replace(None, self._generation)

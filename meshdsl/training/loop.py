@@ -221,6 +221,11 @@ class Run:
         """Checks ``sink``."""
         check_sink(self.sink, self.save_every, self.evaluate_every)
 
+    @property
+    def length(self) -> str:
+        """Its length and what interrupts its steps, in words."""
+        return f"{self.steps} steps, saved every {self.save_every}, evaluated every {self.evaluate_every}"
+
     def saves(self, step: int) -> bool:
         """Whether a checkpoint follows this many steps."""
         return step % self.save_every == 0 or step == self.steps

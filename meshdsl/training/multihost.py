@@ -1,46 +1,72 @@
 """Several processes that train together, each with its own devices.
 
-``join`` finds the others: those that ``meshdsl.training.supervisor`` started on this machine, or those of the launchers
-of ``meshdsl.training.launchers``.
+``joined`` finds the others: those that ``meshdsl.training.supervisor`` started on this machine, or those of the
+launchers of ``meshdsl.training.launchers``. They meet (``meshdsl.training.rendezvous``), jax joins them, and while the
+run goes on the failure of one ends all.
 """
 
 import faulthandler
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import ceil
 
 import jax
 
 from meshdsl.errors import DeviceError
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.training.launchers import ADDRESS, COUNT, launcher, process_count, rendezvous
+from meshdsl.training.checkpoint import versions
+from meshdsl.training.launchers import Rank
+from meshdsl.training.rendezvous import OF_JAX, OWN, meet, wait_for_coordinator
 from meshdsl.training.supervisor import DEVICES, PARENT, STACKS
 from meshdsl.util.exit_status import STOPPED
 
+JOIN_TIMEOUT = 300.0  # seconds, as of jax
 
-def join(mesh: Mesh) -> None:
-    """Joins the other processes, if there are any, before jax looks for devices.
+
+@contextmanager
+def joined(
+    mesh: Mesh,
+    rank: Rank | None,
+    options: Mapping[str, str],
+    explain: Callable[[Exception], tuple[str, int]],
+    timeout: float = JOIN_TIMEOUT,
+) -> Iterator[None]:
+    """Joins the other processes, if there are any, before jax looks for devices; an error in one of them ends all.
 
     On CPU every process makes its share of the mesh's devices. A process that a supervisor started ends with it.
 
+    Args:
+      mesh: of all processes.
+      rank: of this process; None if it is alone.
+      options: that have to be the same for all, by name.
+      explain: the message and the exit status of an error.
+      timeout: seconds in which the others have to come.
+
     Raises:
       DeviceError: the processes do not divide the mesh, do not find each other, or are not as many as announced.
+      SystemExit: so it is, and process 0 says why.
     """
     if is_supervised():
         faulthandler.register(STACKS, all_threads=True)
         end_with_supervisor()
-    count = process_count()
-    if count and mesh.size % count:
-        raise DeviceError(f"mesh {mesh} has {mesh.size} devices, which {count} processes cannot share equally")
-    if count and "JAX_NUM_CPU_DEVICES" not in os.environ:
-        jax.config.update("jax_num_cpu_devices", mesh.size // count)
-    if count == 1 and is_supervised() and DEVICES in os.environ:  # of several, until there were fewer
-        for kind in ("cuda", "rocm"):  # as jax does for several
-            jax.config.update(f"jax_{kind}_visible_devices", os.environ[DEVICES])
-    if count != 1:
-        _initialize(count)
-        if count and jax.process_count() != count:
-            raise DeviceError(f"{count} processes were started, {jax.process_count()} found each other")
+    if rank is None:
+        _share(mesh, 1)
+        if is_supervised() and DEVICES in os.environ:  # of several, until there were fewer
+            for kind in ("cuda", "rocm"):  # as jax does for several
+                jax.config.update(f"jax_{kind}_visible_devices", os.environ[DEVICES])
+        yield
+        return
+    peers = meet(rank, {**options, **versions()}, timeout, is_supervised())
+    try:
+        _share(mesh, rank.count)
+        _initialize(mesh, rank, timeout)
+        yield
+    except Exception as error:
+        peers.fail(*explain(error), OF_JAX if isinstance(error, jax.errors.JaxRuntimeError) else OWN)
+    peers.leave()
 
 
 def is_supervised() -> bool:
@@ -53,6 +79,13 @@ def end_with_supervisor() -> None:
     threading.Thread(target=_end_with, args=(int(os.environ[PARENT]),), name="parent", daemon=True).start()
 
 
+def _share(mesh: Mesh, count: int) -> None:
+    if mesh.size % count:
+        raise DeviceError(f"mesh {mesh} has {mesh.size} devices, which {count} processes cannot share equally")
+    if "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", mesh.size // count)
+
+
 def _end_with(parent: int) -> None:
     """Ends this process soon after its parent has ended; the checkpoint that it was writing is not completed."""
     while os.getppid() == parent:
@@ -60,14 +93,12 @@ def _end_with(parent: int) -> None:
     os._exit(STOPPED)
 
 
-def _initialize(count: int) -> None:
-    try:
-        jax.distributed.initialize(*rendezvous())
-    except (ValueError, RuntimeError) as error:
-        found = launcher()
-        name = found.name if found else "nobody"
-        announcement = f"{count} processes were announced by {name}" if count else f"{name} was announced"
-        remedy = f"set {ADDRESS}=host:port of process 0 for all" + (
-            "" if count else f", and {COUNT}, or install 'jax[k8s]'"
-        )
-        raise DeviceError(f"{announcement}, but they did not find each other: {error}; {remedy}") from error
+def _initialize(mesh: Mesh, rank: Rank, timeout: float) -> None:
+    """Joins with jax. Of launchers that it knows, it takes one GPU per task, which is right for one device each."""
+    detection = None if mesh.size == rank.count else "deactivate"
+    if rank.index:
+        wait_for_coordinator(rank, timeout)
+    at = rank.address, rank.count, rank.index
+    jax.distributed.initialize(*at, cluster_detection_method=detection, initialization_timeout=ceil(timeout))
+    if jax.process_count() != rank.count:
+        raise DeviceError(f"{rank.count} processes were started, {jax.process_count()} found each other")

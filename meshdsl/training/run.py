@@ -37,6 +37,7 @@ from meshdsl.plan.text import summary_text
 from meshdsl.plan.types import Array, PlanData
 from meshdsl.trace.objects import holds_objects
 from meshdsl.trace.pure_step import Maker
+from meshdsl.training.agreement import check_common, plan_facts
 from meshdsl.training.batches import Batches, describe, sharded_feed
 from meshdsl.training.checkpoint import Checkpoints, State, versions
 from meshdsl.training.contingency import plan_file
@@ -381,6 +382,7 @@ class Session:
             sharded, plan = self._plan(run)
             batches = required(self.program.batches)()
             run = replace(run, facts=identity(self.program, plan, batches))
+            check_common({"length": run.length, **versions(), **run.facts, **plan_facts(plan)})
             with run.checkpoints() as checkpoints:
                 if note := check_same(run, checkpoints, accept_changes):
                     self._console.print(note, markup=False)

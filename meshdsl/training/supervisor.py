@@ -27,7 +27,7 @@ from meshdsl.training.events import FAULT, LAUNCH, PLANNED, STOP, add_event, dow
 from meshdsl.training.launchers import ADDRESS, COUNT, INDEX
 from meshdsl.training.members import Members, smaller_meshes
 from meshdsl.training.progress import Patience, Progress
-from meshdsl.util.exit_status import BAD_INPUT, INFEASIBLE, NON_FINITE, STOPPED
+from meshdsl.util.exit_status import BAD_INPUT, INFEASIBLE, NON_FINITE, PEER_ENDED, STOPPED
 
 PARENT = "MESHDSL_PARENT"  # process that started this one, and with which it ends
 PLANNED_FILE = "MESHDSL_PLAN"  # file of a plan that was made for this launch
@@ -285,7 +285,11 @@ class _Launch:
         since, self._alive = self._alive, time.monotonic()
         is_stopping = self._deadline < math.inf
         running = any(process.poll() is None for process in self.processes)
-        ended = (None, 0, STOPPED, *((-signal.SIGTERM,) if is_stopping else ()))  # before it could handle it
+        ended = [None, 0, STOPPED]
+        if running or is_stopping:
+            ended.append(PEER_ENDED)  # the one that it means will have ended, too
+        if is_stopping:
+            ended.append(-signal.SIGTERM)  # before it could handle it
         failed = [i for i, process in enumerate(self.processes) if process.poll() not in ended]
         if failed:
             self._kill()
@@ -341,6 +345,8 @@ def _rank(status: int) -> int:
     """How likely others failed because of a process with this status, rather than the other way round; 0 is likely."""
     if status < 0 and status != -signal.SIGABRT:  # as which jax ends a process that has lost another one
         return 0
+    if status == PEER_ENDED:
+        return 3
     return 2 if status in FINAL else 1
 
 

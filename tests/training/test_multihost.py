@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.errors import ArgumentError
-from meshdsl.training.launchers import process_count, rendezvous
+from meshdsl.errors import ArgumentError, DeviceError
+from meshdsl.training.launchers import Rank, find_rank, process_count, stated_rank
 
 ROOT = Path(__file__).parents[2]
 JOIN = """
 import sys
 import jax
 import meshdsl as md
-from meshdsl.training.multihost import join
+from meshdsl.training.launchers import find_rank
+from meshdsl.training.multihost import joined
 try:
-    join(md.Mesh(data=4))
+    with joined(md.Mesh(data=4), find_rank(), {}, lambda error: (str(error), 2), timeout=60):
+        print(jax.process_index(), jax.process_count(), jax.device_count(), len(jax.local_devices()))
 except md.MeshDSLError as error:
     sys.exit(f"{type(error).__name__}: {error}")
-print(jax.process_index(), jax.process_count(), jax.device_count(), len(jax.local_devices()))
 """
 LAUNCHERS = ("JAX_", "SLURM_", "OMPI_", "PMI_", "LWS_", "TPU_", "WORLD_", "RANK", "JOB_COMPLETION", "KUBERNETES_")
 
@@ -40,56 +41,93 @@ PMI = {"PMI_SIZE": "2", "PMI_RANK": "1"}
 TORCH = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 LWS = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "set-0.set.default"}
 SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_STEP_NODELIST": "n[1-2]"}
+TPU = {"TPU_WORKER_HOSTNAMES": "h0,h1,h2,h3", "TPU_WORKER_ID": "2"}
 
 
 @pytest.mark.parametrize(("environment", "count", "found"), [
-    ({}, 1, ()),
+    ({}, 1, None),
     ({**AT, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1", "SLURM_PROCID": "0"}, 2, ("a:1", 2, 1)),
-    (SLURM, 4, ()),  # jax finds out
+    (SLURM, 4, None),  # jax finds out
     ({**AT, **SLURM}, 4, ("a:1", 4, 3)),
-    (OMPI, 2, ()),
+    (OMPI, 2, None),
+    ({**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2, ("127.0.0.1:8476", 2, 1)),  # version 5, on one machine
+    ({**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "3.0;tcp://h0:1"}, 2, None),  # version 4
+    ({**AT, **SLURM, **OMPI}, 2, ("a:1", 2, 1)),  # mpirun in an allocation of SLURM
+    ({**SLURM, **PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, 2, ("127.0.0.1:8476", 2, 1)),
     ({**AT, **OMPI}, 2, ("a:1", 2, 1)),
-    (PMI, 2, ()),
-    ({**PMI, "MPI_LOCALNRANKS": "2"}, 2, ("127.0.0.1:8476", 2, 1)),
+    (PMI, 2, None),
+    ({**PMI, "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 2, ("127.0.0.1:8476", 2, 1)),
     ({**AT, **PMI}, 2, ("a:1", 2, 1)),
-    ({**SLURM, **PMI}, 4, ()),  # srun sets both
+    ({**SLURM, **PMI}, 4, None),  # srun sets both
     (TORCH, 4, ("n1:29500", 4, 3)),
     ({**SLURM, **TORCH, "TORCHELASTIC_RUN_ID": "7"}, 4, ("n1:29501", 4, 3)),  # as a task of SLURM; its own store
     (LWS, 2, ("set-0.set.default:8476", 2, 1)),
-    ({"TPU_WORKER_HOSTNAMES": "h0,h1,h2,h3", "TPU_WORKER_ID": "2"}, 4, ()),
-    ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, 1, ()),
-    ({"JOB_COMPLETION_INDEX": "0"}, 0, ()),
-    ({**AT, "JOB_COMPLETION_INDEX": "0"}, 0, ()),
+    (TPU, 4, None),
+    ({**TPU, "MEGASCALE_NUM_SLICES": "2"}, 8, None),
+    ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, 1, None),
+    ({"JOB_COMPLETION_INDEX": "0"}, 0, None),
+    ({**AT, "JOB_COMPLETION_INDEX": "0"}, 0, None),
     ({**AT, "JOB_COMPLETION_INDEX": "1", "JAX_NUM_PROCESSES": "2"}, 2, ("a:1", 2, 1)),
-    ({"WORLD_SIZE": "4"}, 1, ()),  # no process of torchrun
+    ({"WORLD_SIZE": "4"}, 1, None),  # no process of torchrun
 ])  # fmt: skip
 def test_number_rank_and_address_are_the_launchers(environment, count, found):
-    assert process_count(environment) == count and rendezvous(environment) == found
+    stated = stated_rank(environment)
+    assert process_count(environment) == count
+    assert (stated and (stated.address, stated.count, stated.index)) == found
 
 
-def test_a_number_of_processes_that_is_none():
-    message = "JAX_NUM_PROCESSES='two' is not a number of processes: correct it, or unset it"
-    with pytest.raises(ArgumentError, match=message):
-        process_count({**AT, "JAX_NUM_PROCESSES": "two"})
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets variables of a launcher, and no others."""
+    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+        monkeypatch.delenv(name)
+    return lambda variables: [monkeypatch.setenv(name, value) for name, value in variables.items()]
 
 
-@pytest.mark.parametrize("kind", ["OpenMPI 5", "torch"])
-def test_two_processes_of_a_launcher_that_jax_does_not_know(kind):
+@pytest.mark.parametrize(("variables", "expected"), [
+    ({}, None),
+    ({**AT, "JAX_NUM_PROCESSES": "1"}, None),
+    ({**AT, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, ("a:1", 2, 1, "JAX_PROCESS_ID")),
+    ({**SLURM, "SLURM_JOB_ID": "5", "SLURM_LOCALID": "1"}, ("n1:61445", 4, 3, "SLURM_PROCID")),
+    ({**OMPI, "OMPI_MCA_orte_hnp_uri": "8192.0;tcp://10.0.0.1,10.0.0.2:7", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+     ("10.0.0.1:61442", 2, 1, "OMPI_COMM_WORLD_RANK")),
+])  # fmt: skip
+def test_jax_says_what_the_variables_do_not(environment, variables, expected):
+    environment(variables)
+    found = find_rank()
+    assert (found and (found.address, found.count, found.index, found.variable)) == expected
+
+
+@pytest.mark.parametrize(("variables", "message"), [
+    ({**AT, "JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two' is not a number of processes: correct it, or unset"),
+    ({**AT, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "-1"}, "JAX_PROCESS_ID='-1' is not the number of a process"),
+    ({**AT, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2: 2 processes have the numbers from 0"),
+    ({"JAX_COORDINATOR_ADDRESS": "a", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, "'a' is not the address of pr"),
+    (PMI, "MPICH announces 2 processes, and nothing says where they meet; set JAX_COORDINATOR_ADDRESS=host:port of"),
+    (SLURM, "SLURM announces 4 processes, and nothing says where they meet; set JAX_COORDINATOR_ADDRESS"),
+    ({"JOB_COMPLETION_INDEX": "0"}, "Kubernetes announces several processes, .* JAX_NUM_PROCESSES, or install 'jax"),
+])  # fmt: skip
+def test_processes_that_are_announced_and_cannot_join(environment, variables, message):
+    environment(variables)
+    with pytest.raises((ArgumentError, DeviceError), match=message):
+        find_rank()
+
+
+def test_hosts_of_a_tpu_slice_join_without_variables(environment, monkeypatch):
+    environment({})
+    monkeypatch.setattr("jax._src.cloud_tpu_init.running_in_cloud_tpu_vm", True)
+    detected = ["h0:8482", 4, 2, None]
+    monkeypatch.setattr("meshdsl.training.launchers._detect", lambda *_: detected)
+    assert find_rank() == Rank("a Cloud TPU slice", "", "h0:8482", 4, 2)
+    detected[1:3] = 1, 0  # a slice of one host
+    assert find_rank() is None
+
+
+def test_two_processes_of_a_launcher_that_jax_does_not_know():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    variables = {
-        "OpenMPI 5": lambda i: {**OMPI, "OMPI_COMM_WORLD_RANK": i, "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"},
-        "torch": lambda i: {"WORLD_SIZE": "2", "RANK": i, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-    }
-    launched = [process(**variables[kind](str(rank))) for rank in range(2)]
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    launched = [process(**variables, RANK=str(rank)) for rank in range(2)]
     said = [each.communicate(timeout=120) for each in launched]
     assert [out.split() for out, _ in said] == [["0", "2", "4", "2"], ["1", "2", "4", "2"]], said
-
-
-def test_they_do_not_find_each_other():
-    _, said = process(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0").communicate(timeout=120)
-    assert said.startswith("DeviceError: 2 processes were announced by OpenMPI, but they did not find each other: ")
-    assert said.rstrip().endswith("set JAX_COORDINATOR_ADDRESS=host:port of process 0 for all")
-    _, said = process(JOB_COMPLETION_INDEX="0").communicate(timeout=120)
-    assert "a job of Kubernetes was announced" in said and "'jax[k8s]'" in said
