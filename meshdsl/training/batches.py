@@ -11,8 +11,8 @@ other iterable of batches every process makes whole batches and keeps its rows. 
 batches while a step runs.
 """
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from sys import maxsize
@@ -228,7 +228,8 @@ class PlacedBatches:
     def stacked(self, done: int, counts: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """Yields the batches after the first ``done``, so many at a time, with their number; several as stacked arrays.
 
-        If the batches end or raise an error before so many are read, those that there are come one by one.
+        If the batches end or raise an error before so many are read, those that there are come one by one; not in one
+        process of several, for the others may have read so many.
         """
         batches = self._read(done)
         for wanted in counts:
@@ -241,7 +242,7 @@ class PlacedBatches:
                 ended = error
             if ended is None and wanted > 1:
                 yield wanted, self._put([np.stack(each) for each in zip(*found, strict=True)], self._stacked)
-            else:
+            elif ended is None or isinstance(ended, StopIteration) or jax.process_count() == 1:
                 yield from ((1, self._place(each)) for each in found)
             if isinstance(ended, StopIteration):
                 return
@@ -330,11 +331,25 @@ class ReadAhead(Iterator[Any]):
       items: what is read; an exception that it raises is raised where its item would be.
       depth: number of items to make ahead.
       stops: whether to wait no longer for an item; then ReadingStopped is raised.
+      margin: an item is returned only if so many after it are known, so that as many are left when reading one fails;
+        it can be changed.
+      fails: called once when reading has failed, and so many items are left, before the first of these is returned.
     """
 
-    def __init__(self, items: Iterator[Any], depth: int = 2, stops: Callable[[], bool] = lambda: False) -> None:
-        self._items, self._ready, self._ended = items, queue.Queue[Any](depth), threading.Event()
-        self._stops = stops
+    def __init__(
+        self,
+        items: Iterator[Any],
+        depth: int = 2,
+        stops: Callable[[], bool] = lambda: False,
+        margin: int = 0,
+        fails: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._items, self._stops, self._fails = items, stops, fails
+        self._depth, self.margin = depth, margin
+        self._ready: deque[Any] = deque()
+        self._end: BaseException | None = None  # what reading ended with; StopIteration as well
+        self._said = self._closed = False
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="read ahead", daemon=True)
 
     def __enter__(self) -> "ReadAhead":
@@ -342,28 +357,45 @@ class ReadAhead(Iterator[Any]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        while self._thread.is_alive() and not self._ready.empty():  # it may wait for room
-            self._ready.get_nowait()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._thread.join(timeout=1)
 
+    @property
+    def failure(self) -> Exception | None:
+        """What reading has failed with; the items before it may not all have been returned."""
+        return None if isinstance(self._end, StopIteration) or not isinstance(self._end, Exception) else self._end
+
     def __next__(self) -> Any:
-        while True:
-            try:
-                item, error = self._ready.get(timeout=_PATIENCE)
-                break
-            except queue.Empty:
-                if self._stops():
-                    raise ReadingStopped from None
-        if error is not None:
-            self._ready.put((None, error))  # for whoever asks again
-            raise error
-        return item
+        with self._changed:
+            while len(self._ready) <= self.margin and self._end is None:
+                if not self._changed.wait(_PATIENCE) and self._stops():
+                    raise ReadingStopped
+            says = self.failure is not None and not self._said and len(self._ready) >= self.margin > 0
+        if says:
+            self._said = True
+            self._fails()
+        with self._changed:
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+        assert self._end is not None
+        raise self._end
 
     def _read(self) -> None:
-        while not self._ended.is_set():
+        while self._end is None:
             try:
-                self._ready.put((next(self._items), None))
-            except BaseException as error:  # StopIteration as well
-                self._ready.put((None, error))
+                item = next(self._items)
+            except BaseException as error:
+                with self._changed:
+                    self._end = error
+                    self._changed.notify_all()
                 return
+            with self._changed:
+                while len(self._ready) >= max(self._depth, self.margin + 1) and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                self._ready.append(item)
+                self._changed.notify_all()

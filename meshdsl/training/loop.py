@@ -14,6 +14,7 @@ one has been started, and checkpoints are written in the background. Several ste
 
 import logging
 import math
+import os
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -130,7 +132,8 @@ class StopSignal:
     """Handles SIGTERM and Ctrl-C while a run trains: it finishes its step, saves and ends. A context manager.
 
     A second Ctrl-C ends the run at once. With several processes jax handles SIGTERM, and all processes agree on the
-    step after which they stop.
+    dispatch after which they stop: one after the last that any has asked for. A process that waits is at most one
+    behind the others, so it takes part in at most ``MARGIN`` more.
 
     Args:
       notify: called when a signal is received.
@@ -138,6 +141,9 @@ class StopSignal:
     Attributes:
       received: the signal, or 0; with several processes always 0.
     """
+
+    MARGIN = 2  # dispatches
+    NOTICE = 4.0  # seconds in which all processes hear of a signal; jax looks for one every second
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
@@ -158,6 +164,11 @@ class StopSignal:
         if jax.process_count() > 1:
             return signal.SIGTERM if multihost_utils.reached_preemption_sync_point(dispatch) else 0
         return self.received
+
+    def announce(self) -> None:
+        """Lets all processes stop as if this one had received SIGTERM; it returns when they have agreed."""
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(self.NOTICE)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
@@ -293,7 +304,7 @@ def train(
     Raises:
       NonFiniteError: a loss or a state holds NaNs or infinities; the newest checkpoint is of a step before it.
       CheckpointError: a state cannot be saved.
-      Exception: whatever the batches raise; in a run of one process, after the state has been saved.
+      Exception: whatever the batches raise, after the state has been saved.
     """
     with ExitStack() as stack:
         first = _is_first()
@@ -343,8 +354,11 @@ class _Loop:
                     self.sink.prepare(self.done, self.run.steps)
                 units = self.sink.feed(self.done, self.sink.counts(self.done, self.run.steps))
             else:
-                units = ((1, batch) for batch in feed(self.done))
-            batches = stack.enter_context(ReadAhead(units, stops=lambda: bool(stop.received)))
+                units = ((1, batch) for batch in islice(feed(self.done), self.run.steps - self.done))
+            margin = stop.MARGIN if jax.process_count() > 1 else 0
+            undecided = self.sink is not None and self.sink.measured  # what is read next depends on what is done
+            ahead = ReadAhead(units, 2, lambda: bool(stop.received), 0 if undecided else margin, stop.announce)
+            batches = stack.enter_context(ahead)
             while self.done < self.run.steps and not stopped:
                 try:
                     with self._times.of("input"):
@@ -356,7 +370,7 @@ class _Loop:
                     stopped = stop.received
                     break
                 except Exception:
-                    if jax.process_count() == 1:  # others may be in the next step, and would not save as well
+                    if jax.process_count() == 1:  # others are in a step that this process cannot do
                         self._save_rest()
                     raise
                 self._run(count, batch)
@@ -364,10 +378,13 @@ class _Loop:
                 if self.sink is not None and self.sink.is_measured(groups):
                     self._read_losses()
                     self.bar.note(self.sink.decide())
+                    batches.margin = margin
                 stopped = stop.after(dispatches) if self.done < self.run.steps else 0
         self._note(LAST_STEP, self.done)
         self._save_rest()
         self.checkpoints.wait()
+        if stopped and batches.failure is not None:
+            raise batches.failure
         profile = self._profile if self._profile.steps else None
         return self.state, Outcome(self.record.history, self.done, stopped, profile)
 

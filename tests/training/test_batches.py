@@ -1,5 +1,6 @@
 """Batches: order, epochs, resuming, and where they lie."""
 
+import threading
 import time
 from itertools import islice
 
@@ -12,7 +13,7 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import ArgumentError
 from meshdsl.lowering.shardings import device_mesh, named_sharding
-from meshdsl.training.batches import ArrayRecords, Batches, ReadAhead, host_feed, sharded_feed, shuffled
+from meshdsl.training.batches import ArrayRecords, Batches, ReadAhead, ReadingStopped, host_feed, sharded_feed, shuffled
 from meshdsl.training.datasets.text import Windows, fixed_batches, text_batches
 
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)
@@ -134,3 +135,34 @@ def test_an_error_of_the_batches_is_raised_where_its_batch_would_be():
         for _ in range(2):
             with pytest.raises(OSError, match="gone"):
                 next(batches)
+
+
+def test_a_margin_of_items_is_left_when_reading_fails():
+    def numbers():
+        yield from range(5)
+        raise OSError("the disk is gone")
+
+    left, failed = [], []
+    batches = ReadAhead(numbers(), margin=2, fails=lambda: failed.append(len(left)))
+    with pytest.raises(OSError, match="the disk is gone"), batches:
+        for each in batches:
+            left.append(each)
+    assert left == [0, 1, 2, 3, 4] and len(failed) == 1 and failed[0] <= 3
+    with ReadAhead(iter(range(5)), margin=2, fails=pytest.fail) as batches:
+        assert [*batches] == [0, 1, 2, 3, 4] and batches.failure is None
+
+
+def test_an_item_waits_for_those_that_may_be_needed_after_it():
+    go_on = threading.Event()
+
+    def numbers():
+        yield from range(3)
+        go_on.wait()
+        yield from range(3, 9)
+
+    with ReadAhead(numbers(), margin=2, stops=lambda: not go_on.is_set()) as batches:
+        assert next(batches) == 0
+        with pytest.raises(ReadingStopped):
+            next(batches)
+        go_on.set()
+        assert [*batches] == [*range(1, 9)]

@@ -27,12 +27,28 @@ def step(w, key, batch):
     return w - RATE * gradient + 1e-3 * jax.random.normal(now, w.shape), key, value
 
 
+class Failing:
+    """Records of which the second process cannot read the batch at TINY_FAIL."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def take(self, positions):
+        if jax.process_index() == 1 and positions[0] // 32 == int(os.environ["TINY_FAIL"]):
+            raise OSError("the disk of the data is gone")
+        return self.records.take(positions)
+
+
 def batches():
     if "TINY_FOLDER" in os.environ:
         if Path(os.environ["TINY_FOLDER"], f"gone-{jax.process_index()}").exists():  # its device is
             os._exit(9)
         Path(os.environ["TINY_FOLDER"], f"process-{jax.process_index()}").write_text(str(os.getpid()))
-    return Batches(shuffled({"x": X, "y": Y}), 32)
+    records = shuffled({"x": X, "y": Y})
+    return Batches(Failing(records) if "TINY_FAIL" in os.environ else records, 32)
 
 
 def evaluate(w, key):
