@@ -29,9 +29,13 @@ from meshdsl.errors import ArgumentError, MeshDSLError
 
 if TYPE_CHECKING:
     from meshdsl.training.loop import Outcome
+    from meshdsl.training.processes import Command
 
 
-_OF_SUPERVISOR = ("processes", "restarts", "min_processes", "grow_after", "hang_timeout", "start_timeout", "grace")
+_OF_SUPERVISOR = (
+    *("processes", "restarts", "min_processes", "grow_after"),
+    *("hang_timeout", "start_timeout", "grace", "heartbeat_timeout"),
+)
 _MAY_DIFFER = ("program", "folder", "join_timeout", "as_json", *_OF_SUPERVISOR)  # paths may differ between machines
 
 
@@ -88,7 +92,7 @@ def train(
     log: Annotated[
         list[Tracker] | None, typer.Option(help="also send metrics to this tracker; may be repeated")
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="processes to start on this machine")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="processes to start on this machine, or on each")] = 1,
     restarts: Annotated[int, typer.Option(min=0, help="most restarts per hour when a process dies or hangs")] = 0,
     min_processes: Annotated[
         int | None,
@@ -107,6 +111,9 @@ def train(
         float, typer.Option(min=1, help="seconds until the first step that are a hang; also to evaluate or save")
     ] = 1800.0,
     grace: Annotated[float, typer.Option(min=0, help="seconds to save and end on SIGTERM")] = 120.0,
+    heartbeat_timeout: Annotated[
+        float, typer.Option(min=1, help="seconds without a sign after which another machine is gone")
+    ] = 30.0,
     plan_ahead: Annotated[bool, typer.Option("--plan-ahead", hidden=True)] = False,
     join_timeout: Annotated[
         float, typer.Option(min=1, help="seconds in which the processes of a launcher have to come together")
@@ -123,15 +130,18 @@ def train(
     from meshdsl.lowering.shardings import devices_for
 
     try:
-        from meshdsl.training import supervisor
+        from meshdsl.training.hosts import Hosts
         from meshdsl.training.launchers import find_rank
+        from meshdsl.training.leader import Supervision
         from meshdsl.training.loop import Run
         from meshdsl.training.multihost import end_with_supervisor, is_supervised, joined
+        from meshdsl.training.processes import PLANNED_FILE, Command
         from meshdsl.training.profile import parse_profile
         from meshdsl.training.progress import Patience
         from meshdsl.training.run import Session, check_folder, skipping
         from meshdsl.training.sink import parse_sink
         from meshdsl.training.storage import locate
+        from meshdsl.training.supervisor import start
         from meshdsl.training.trackers import check_trackers
     except ModuleNotFoundError as error:
         raise MeshDSLError(f"training needs {error.name}: pip install 'meshdsl[train]'") from error
@@ -142,13 +152,16 @@ def train(
     check_trackers(log or ())
     local, bucket = locate(folder or f"runs/{short_name(program)}")
     own = find_rank(join_timeout)
+    if not is_supervised() and (processes > 1 or restarts):
+        patience = Patience(hang_timeout, start_timeout, save_every, evaluate_every, sink=several)
+        supervision = Supervision(restarts, min_processes, grow_after, patience, join_timeout)
+        hosts = own.count if own else 1
+        command = Command(("-m", "meshdsl", *sys.argv[1:]), over, hosts, processes, local, grace)
+        _check_supervised(command, min_processes, restarts, bucket)
+        others = Hosts(local, own.index, hosts, heartbeat_timeout) if own else None
+        raise typer.Exit(start(command, supervision, others, lambda: check_folder(local, resume, bucket)))
     if own is None and not is_supervised():
         check_folder(local, resume, bucket)
-        if processes > 1 or restarts:
-            _check_least(min_processes, processes, restarts)
-            patience = Patience(hang_timeout, start_timeout, save_every, evaluate_every, sink=several)
-            supervision = supervisor.Supervision(restarts, min_processes, grow_after, grace, patience)
-            raise typer.Exit(supervisor.start(["-m", "meshdsl", *sys.argv[1:]], over, processes, local, supervision))
     if plan_ahead:
         os.nice(19)
         end_with_supervisor()
@@ -158,7 +171,7 @@ def train(
     with together, output_to_stderr() if as_json else nullcontext():
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
         trained = skipping(loaded) if on_nan is OnNaN.skip else loaded
-        planned = os.environ.get(supervisor.PLANNED_FILE)
+        planned = os.environ.get(PLANNED_FILE)
         session = Session(trained, over, rules, memory, is_supervised(), planned)
         if plan_ahead:
             return session.plan_ahead(local)
@@ -183,12 +196,17 @@ def train(
         raise typer.Exit(128 + outcome.stopped)
 
 
-def _check_least(least: int | None, processes: int, restarts: int) -> None:
-    """Raises ArgumentError unless a run may go on with so few processes."""
-    if least is not None and least > processes:
-        raise ArgumentError(f"--min-processes {least} is more than --processes {processes}")
-    if least is not None and least < processes and not restarts:
+def _check_supervised(command: "Command", least: int | None, restarts: int, bucket: str) -> None:
+    """Raises ArgumentError unless a run may go on with so few processes, and its machines have a place to meet."""
+    if least is not None and least > command.count:
+        raise ArgumentError(f"--min-processes {least} is more than the {command.count} that --processes starts")
+    if least is not None and least < command.count and not restarts:
         raise ArgumentError(f"--min-processes {least}: no process is restarted; give --restarts too, such as 10")
+    if command.hosts > 1 and bucket:
+        raise ArgumentError(
+            f"--folder {bucket}: supervisors of several machines meet in a folder that all share, not in a bucket\n"
+            "give such a folder, or leave --processes and --restarts out and let the launcher start all again"
+        )
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -25,7 +25,11 @@ so a planned step and a plain ``jax.jit`` step train in the same way. Modules in
     contingency  plans for fewer processes, made in advance
     rendezvous   processes meet before jax joins them, and end together
     agreement    what all processes have in common, compared before anything is compiled
-    supervisor   processes on this machine, started again when one fails
+    processes    the processes of a launch on this machine
+    hosts        the supervisors of several machines, which meet in the folder of the run
+    crew         the processes of a launch on all machines
+    leader       the decisions of a supervised run
+    supervisor   processes that are started again when one fails
     multihost    joining the other processes
     evaluate     gathering arrays for evaluation, sampling text
     demo         ``make demo``

@@ -17,6 +17,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.events import add_event
 
 PLAN_AHEAD = "--plan-ahead"
+PARENT = "MESHDSL_PARENT"  # process that started this one, and with which it ends
 LOG = "planning.log"
 
 
@@ -32,13 +33,10 @@ class Contingency:
       command: arguments of Python that run the command.
       folder: of the run.
       meshes: candidates by their number of processes, the largest first.
-      environment: of the planning processes.
     """
 
-    def __init__(
-        self, command: Sequence[str], folder: Path, meshes: dict[int, Mesh], environment: dict[str, str]
-    ) -> None:
-        self._command, self._folder, self._environment = command, folder, environment
+    def __init__(self, command: Sequence[str], folder: Path, meshes: dict[int, Mesh]) -> None:
+        self._command, self._folder = command, folder
         self._left: Iterator[tuple[int, Mesh]] = iter(meshes.items())
         self._candidate: tuple[int, Mesh] | None = next(self._left, None)
         self._planning: subprocess.Popen[bytes] | None = None
@@ -54,7 +52,7 @@ class Contingency:
         """Starts to plan, or looks whether that has ended; it does not wait."""
         if self.is_ready:
             return
-        if self._candidate is None:
+        if self._candidate is None or plan_file(self._folder, self._candidate[1]).exists():
             self.is_ready = True
         elif self._planning is None:
             self._planning, self._started = self._start(self._candidate[1]), time.monotonic()
@@ -90,7 +88,7 @@ class Contingency:
         with (place.parent / LOG).open("a") as log:
             return subprocess.Popen(
                 [sys.executable, *self._command, "--mesh", str(mesh), PLAN_AHEAD],
-                env={**os.environ, **self._environment, "JAX_PLATFORMS": "cpu"},
+                env={**os.environ, PARENT: str(os.getpid()), "JAX_PLATFORMS": "cpu"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

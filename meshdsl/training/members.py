@@ -1,16 +1,19 @@
 """Which processes a supervised run goes on with: fewer when one cannot be started any more, later all again.
 
 A process that fails is started again, with all others. If the same one fails again before a step was done, its device
-is taken to be gone: the run goes on without it, over a mesh that is as much smaller. Some time later all are started
-again; if one fails before a step, the run goes back to those that worked, and waits twice as long for the next try.
+is taken to be gone, as those of a machine that is silent are: the run goes on without it, over a mesh that is as much
+smaller. Some time later all are started again; if one fails before a step, the run goes back to those that worked, and
+waits twice as long for the next try.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from meshdsl.errors import LayoutError
 from meshdsl.layouts.mesh import Mesh
 
+Plannable = Callable[[int], int]
 _LONGEST = 6 * 3600.0  # seconds between two attempts to start all
 
 
@@ -42,9 +45,9 @@ class Members:
         """Whether it is time to try all again."""
         return self._since is not None and self._clock() - self._since >= self.wait
 
-    def grow(self) -> None:
-        """Takes all."""
-        self._before, self.present = self.present, self.all
+    def grow(self, present: Sequence[int]) -> None:
+        """Takes more, as far as they are here."""
+        self._before, self.present = self.present, tuple(present)
         self._suspect = self._since = None
 
     def stepped(self) -> None:
@@ -55,40 +58,64 @@ class Members:
         elif self.present != self.all and self._since is None:
             self._since = self._clock()
 
-    def failed(self, who: int | None, plannable: Callable[[], int]) -> bool:
+    def failed(self, who: int | None, plannable: Plannable) -> bool:
         """Decides who goes on after a fault; whether enough are left.
 
         Args:
-          who: the position, among those present, of the process that failed; None if that is not known.
-          plannable: the largest number of processes below the present one that there is a plan for; 0 if there is none.
+          who: the process that failed; None if that is not known.
+          plannable: the largest number of processes, of at most so many, that there is a plan for; 0 if there is none.
         """
-        slot = None if who is None else self.present[who]
-        again, self._suspect = self._suspect == (slot,), (slot,)
+        again, self._suspect = self._suspect == (who,), (who,)
         if self.is_growing:
-            self.present, self._before, self._suspect = self._before, (), None
-            self.wait = min(2 * self.wait, _LONGEST)
-        elif again and self.least < len(self.all):
-            left = plannable() if len(self.present) > self.least else 0
-            if left < self.least:
-                return False
-            gone = self.present[-1] if slot is None else slot
-            self.present = tuple(each for each in self.present if each != gone)[:left]
-            self._suspect = self._since = None
+            self.present, self._suspect = self._before, None
+            self._end_growth()
+            return True
+        if again and self.least < len(self.all):
+            return self.lost({self.present[-1] if who is None else who}, plannable)
         return True
 
+    def lost(self, gone: Collection[int], plannable: Plannable) -> bool:
+        """Leaves out processes that are gone for certain; whether enough are left."""
+        rest = tuple(each for each in self.present if each not in gone)
+        if rest == self.present:
+            return True
+        if self.is_growing:
+            self._end_growth()
+        left = plannable(len(rest)) if len(rest) >= self.least else 0
+        if left < self.least:
+            return False
+        self.present = rest[:left]
+        self._suspect = self._since = None
+        return True
 
-def smaller_meshes(mesh: Mesh, count: int, axis: str, below: int, least: int) -> dict[int, Mesh]:
+    def _end_growth(self) -> None:
+        self._before, self.wait = (), min(2 * self.wait, _LONGEST)
+
+    # ---- For another supervisor that goes on ----
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What ``restore`` takes, as JSON."""
+        return {"present": self.present, "before": self._before, "wait": self.wait, "suspect": self._suspect}
+
+    def restore(self, memory: dict[str, Any]) -> None:
+        """Goes on where another one was."""
+        self.present, self._before, self.wait = tuple(memory["present"]), tuple(memory["before"]), memory["wait"]
+        self._suspect = tuple(memory["suspect"]) if memory["suspect"] else None
+
+
+def smaller_meshes(mesh: Mesh, count: int, axis: str, most: int, least: int) -> dict[int, Mesh]:
     """Returns the meshes of fewer processes, each with as many devices as before, by their number; the largest first.
 
     Args:
       mesh: of all processes.
       count: number of all.
       axis: the mesh axis that shrinks.
-      below: number of processes that has to go down.
+      most: most processes.
       least: fewest processes.
     """
     found, stated = {}, mesh.topology if mesh.states_topology else None
-    for processes in range(below - 1, least - 1, -1):
+    for processes in range(most, least - 1, -1):
         size, rest = divmod(mesh.axis(axis) * processes, count)
         try:
             if size and not rest:

@@ -18,9 +18,10 @@ import jax
 from meshdsl.errors import DeviceError
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.checkpoint import versions
+from meshdsl.training.contingency import PARENT
 from meshdsl.training.launchers import Rank
+from meshdsl.training.processes import DEVICES, STACKS
 from meshdsl.training.rendezvous import OF_JAX, OWN, meet, wait_for_coordinator
-from meshdsl.training.supervisor import DEVICES, PARENT, STACKS
 from meshdsl.util.exit_status import STOPPED
 
 JOIN_TIMEOUT = 300.0  # seconds, as of jax

@@ -1,12 +1,13 @@
 """Whether a run makes progress, seen from outside: its supervisor reads the files that its first process writes.
 
-Steps that have become a line of ``metrics.jsonl`` are done; the time of the file is that of the last one. Before the
+Steps that have become a line of ``metrics.jsonl`` are done. Before the
 first step of a launch, after a step that an evaluation or a checkpoint follows, and after the last step there is more
 to do than a step, so more time is allowed.
 """
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,39 +64,44 @@ class Progress:
       patience: how long they may do no step.
     """
 
-    def __init__(self, folder: Path, patience: Patience) -> None:
-        self._folder, self._patience, self._launched = folder, patience, time.time()
-        self._size = 0  # of the events read
+    def __init__(self, folder: Path, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._patience, self._clock = folder, patience, clock
+        self._before = len(read_events(folder))  # of earlier launches
+        self._sizes = (0, 0)  # of the events and the metrics
+        self._changed = clock()  # when there was a sign of a step, as seen here
         self._first = self._last = False
 
     @property
     def has_stepped(self) -> bool:
         """Whether they did a step."""
-        self._read_events()
+        self._look()
         return self._first
 
     def silence(self) -> tuple[float, float]:
         """Seconds without a step so far, and as many as are allowed."""
-        self._read_events()
-        file, now = self._folder / METRICS, time.time()
-        if not self._first or not file.exists():
-            return now - self._launched, self._patience.start
-        silence = now - max(file.stat().st_mtime, self._launched)
-        if self._last:
+        self._look()
+        silence = self._clock() - self._changed
+        if not self._first or self._last:
             return silence, self._patience.start
         soonest = self._patience.step or self._patience.least
         if silence < soonest:  # without reading the file
             return silence, soonest
-        return silence, self._patience.allowed(_tail(file))
+        file = self._folder / METRICS
+        return silence, self._patience.allowed(_tail(file) if file.exists() else [])
 
-    def _read_events(self) -> None:
-        """Looks for the first and the last step of this launch where the file has grown."""
-        events = self._folder / EVENTS
-        size = events.stat().st_size if events.exists() else 0
-        if size != self._size:
-            self._size = size
-            kinds = {each["event"] for each in read_events(self._folder) if each["time"] >= self._launched}
+    def _look(self) -> None:
+        """Notices that the files have grown; clocks of machines that share them need not agree."""
+        sizes = _size(self._folder / EVENTS), _size(self._folder / METRICS)
+        if sizes[0] != self._sizes[0]:
+            kinds = {each["event"] for each in read_events(self._folder)[self._before :]}
             self._first, self._last = FIRST_STEP in kinds, LAST_STEP in kinds
+        if self._first and sizes != self._sizes:
+            self._changed = self._clock()
+        self._sizes = sizes
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _tail(file: Path) -> list[dict[str, Any]]:

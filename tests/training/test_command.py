@@ -22,6 +22,7 @@ from tests.cli.test_json import documented
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = str(ROOT / "tests" / "training" / "tiny.py")
+TWO = (TINY, "--processes", "2")
 LONG = ("--steps", "4000", "--save-every", "10", "--evaluate-every", "1000")
 
 
@@ -193,14 +194,8 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path, capsys, monkeypatch
         "  batches: missing; it yields the batches, the step's last argument\n"
         "give them to md.Program",
         (TINY, "--topology", "gpu"): "no topology 'gpu'; did you mean 'cpu'?",
-        (TINY, "--processes", "2", "--min-processes", "3"): "--min-processes 3 is more than --processes 2",
-        (
-            TINY,
-            "--processes",
-            "2",
-            "--min-processes",
-            "1",
-        ): "--min-processes 1: no process is restarted; give --restarts too, such as 10",
+        (*TWO, "--min-processes", "3"): "--min-processes 3 is more than the 2 that --processes starts",
+        (*TWO, "--min-processes", "1"): "--min-processes 1: no process is restarted; give --restarts too, such as 10",
         (TINY, "--folder", "held"): "held holds a run: --resume continues it, --folder names another place",
     }.items():
         monkeypatch.setattr(sys, "argv", ["meshdsl", "train", *options])

@@ -9,16 +9,21 @@ import numpy as np
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.contingency import Contingency, plan_file
 from meshdsl.training.events import downtimes, read_events
+from meshdsl.training.leader import Supervision
+from meshdsl.training.processes import PLANNED_FILE, Command
 from meshdsl.training.progress import Patience
-from meshdsl.training.supervisor import PLANNED_FILE, Supervision, start
+from meshdsl.training.supervisor import start
 from tests.training.test_command import LONG, losses, run, saved, started, wait_for_a_checkpoint
 
-MESH = Mesh(data=1)
 ONCE = "import os, sys, time; '--resume' in sys.argv or "
 
 
+def command(code, folder, processes=1):
+    return Command(("-c", code), Mesh(data=processes), 1, processes, folder, 120.0)
+
+
 def test_one_process_that_is_killed_is_started_again(tmp_path, capfd):
-    assert start(["-c", ONCE + "os.kill(os.getpid(), 9)"], MESH, 1, tmp_path, Supervision(restarts=1)) == 0
+    assert start(command(ONCE + "os.kill(os.getpid(), 9)", tmp_path), Supervision(restarts=1)) == 0
     said = capfd.readouterr().err
     assert "process 0 of 1 ended with status -9" in said and "restart 1 of at most 1 per hour" in said
     assert "process 0 of 1 ended with status -9, the others were ended: " in said.splitlines()[-1]  # its downtime
@@ -26,27 +31,27 @@ def test_one_process_that_is_killed_is_started_again(tmp_path, capfd):
 
 def test_a_process_that_does_not_reach_its_first_step_hangs(tmp_path, capfd):
     supervision = Supervision(restarts=1, patience=Patience(start=0.5))
-    assert start(["-c", ONCE + "time.sleep(100)"], MESH, 1, tmp_path, supervision) == 0
+    assert start(command(ONCE + "time.sleep(100)", tmp_path), supervision) == 0
     assert "no step was done for 0.5 s; the processes wrote their stacks" in capfd.readouterr().err
 
 
 def test_the_run_ends_where_too_few_processes_are_left(tmp_path, capfd):
     dies = "import os; os.environ['JAX_PROCESS_ID'] != '1' or os.kill(os.getpid(), 9); import time; time.sleep(100)"
     refuses = "import sys; '--plan-ahead' not in sys.argv or sys.exit(2); " + dies
-    assert start(["-c", refuses], Mesh(data=2), 2, tmp_path, Supervision(restarts=5, least=1)) == 1
+    assert start(command(refuses, tmp_path, 2), Supervision(restarts=5, least=1)) == 1
     said = capfd.readouterr().err
     log = tmp_path / "plans" / "planning.log"
-    assert f"no step was done since, and no mesh of 1 to 1 processes can be planned ({log}): the run ends" in said
+    assert f"no step was done since: no mesh of 1 processes can be planned ({log}): the run ends" in said
     assert said.count("process 1 of 2 ended with status -9, the others were ended\n") == 2
 
 
 def test_plans_are_made_for_the_largest_mesh_that_can_be_planned(tmp_path):
     refuses = "import sys; sys.exit('data=3' in sys.argv)"
-    plans = Contingency(["-c", refuses], tmp_path, {3: Mesh(data=3), 2: Mesh(data=2), 1: Mesh(data=1)}, {})
+    plans = Contingency(["-c", refuses], tmp_path, {3: Mesh(data=3), 2: Mesh(data=2), 1: Mesh(data=1)})
     plans.wait(60, lambda: False)
     assert plans.found == (2, Mesh(data=2))
     assert [(e["mesh"], e["status"]) for e in read_events(tmp_path)] == [("data=3", 1), ("data=2", 0)]
-    none = Contingency(["-c", "import time; time.sleep(100)"], tmp_path, {1: Mesh(data=1)}, {})
+    none = Contingency(["-c", "import time; time.sleep(100)"], tmp_path, {1: Mesh(data=1)})
     none.wait(0.2, lambda: False)
     assert none.is_ready and none.found is None
 
