@@ -21,6 +21,7 @@ def test_a_run_that_is_stuck_and_whose_checkpoint_is_damaged_ends_as_if_undistur
     assert "Current thread" in said and "program.py" in said
     (tmp_path / "devices").write_text("1")
     monkeypatch.setenv("CHAOS_FOLDER", str(tmp_path))
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")  # as there are in this process
     whole = tmp_path / "undisturbed"
     options = ["--mesh", "data=2", "--steps", "40", "--folder", str(whole)]
     CliRunner().invoke(app, ["train", str(PROGRAM), *options], catch_exceptions=False)
