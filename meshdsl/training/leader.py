@@ -45,7 +45,7 @@ class Supervision:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalMachine:
     """What the leader does on its own machine.
 
     Args:
@@ -67,7 +67,7 @@ class Leader:
       hosts: the other machines; None if there are none.
     """
 
-    def __init__(self, command: Command, supervision: Supervision, local: Local, hosts: Hosts | None) -> None:
+    def __init__(self, command: Command, supervision: Supervision, local: LocalMachine, hosts: Hosts | None) -> None:
         self._command, self._supervision, self._local, self._hosts = command, supervision, local, hosts
         self._members = Members(command.count, supervision.least or command.count, supervision.grow_after)
         self._meshes = {command.count: command.mesh}  # by number of processes

@@ -20,7 +20,7 @@ from types import FrameType
 from meshdsl.errors import MeshDSLError
 from meshdsl.training.crew import Deposed
 from meshdsl.training.hosts import HALT, QUIT, RUN, STACKS, STOP, WORKING, CutOff, Hosts, Order
-from meshdsl.training.leader import Leader, Local, Supervision, mesh_of
+from meshdsl.training.leader import Leader, LocalMachine, Supervision, mesh_of
 from meshdsl.training.processes import KILLED, Command, End, Launch, Processes
 from meshdsl.util.exit_status import BAD_INPUT, LOST, STOPPED
 
@@ -103,7 +103,7 @@ class _Supervisor:
             raise
 
     def _new_leader(self) -> Leader:
-        local = Local(self._launch, lambda: self._received)
+        local = LocalMachine(self._launch, lambda: self._received)
         self._leader = Leader(self._command, self._supervision, local, self._hosts)
         return self._leader
 
