@@ -74,20 +74,27 @@ def loop_seconds(
     return {count: times[1:] for count, times in found.items()}  # without the first round, which compiles
 
 
-def save_seconds(megabytes: int, devices: int) -> tuple[float, float]:
-    """Returns how long a checkpoint keeps the loop from going on, and how long it takes in all."""
+def save_seconds(megabytes: int, each: int, devices: int, rounds: int) -> tuple[float, float]:
+    """Returns how long a checkpoint of arrays keeps the loop from going on, and how long it takes in all (medians).
+
+    Args:
+      megabytes: of the checkpoint.
+      each: megabytes of an array.
+    """
     places = NamedSharding(jax.make_mesh((devices,), ("data",)), PartitionSpec("data"))
-    make = jax.jit(lambda key: jax.random.normal(key, (2**18,)), out_shardings=places)
-    state = {f"w{i}": make(jax.random.key(i)) for i in range(megabytes)}
+    make = jax.jit(lambda key: jax.random.normal(key, (each * 2**18,)), out_shardings=places)
+    state = {f"w{i}": make(jax.random.key(i)) for i in range(megabytes // each)}
+    blocked: list[float] = []
+    whole: list[float] = []
     with TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
-        checkpoints.save(1, (state,))  # compiles the digests
-        checkpoints.wait()
-        jax.block_until_ready(state)
-        start = time.perf_counter()
-        checkpoints.save(2, (state,))
-        blocked = time.perf_counter() - start
-        checkpoints.wait()
-        return blocked, time.perf_counter() - start
+        for step in range(rounds + 1):
+            jax.block_until_ready(state)
+            start = time.perf_counter()
+            checkpoints.save(step, (state,))
+            blocked.append(time.perf_counter() - start)
+            checkpoints.wait()
+            whole.append(time.perf_counter() - start)
+    return median(blocked[1:]), median(whole[1:])  # without the first round, which compiles the digests
 
 
 def main() -> None:
@@ -117,9 +124,12 @@ def main() -> None:
     )
     print(table(header, rows))
     if options.saves:
-        blocked, whole_save = save_seconds(options.saves, options.mesh.size)
-        shares = (f"{blocked * 1e3:.0f}", f"{whole_save * 1e3:.0f}", f"{blocked / whole_save:.3f}")
-        print(table(("checkpoint of", "blocks, ms", "in all, ms", "ratio"), [(f"{options.saves} MB", *shares)]))
+        rows = []
+        for each in (1, 16):
+            blocked, whole_save = save_seconds(options.saves, each, options.mesh.size, options.rounds)
+            shares = (f"{blocked * 1e3:.0f}", f"{whole_save * 1e3:.0f}", f"{blocked / whole_save:.3f}")
+            rows.append((f"{options.saves // each} arrays of {each} MB", *shares))
+        print(table(("checkpoint of", "blocks, ms (median)", "in all, ms (median)", "ratio"), rows))
     print(f"\n{options.rounds} rounds of {options.steps} steps on {options.mesh}; {machine()}")
 
 

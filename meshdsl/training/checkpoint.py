@@ -19,7 +19,7 @@ import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from shutil import disk_usage
@@ -263,6 +263,7 @@ def _type(x: Any) -> str:
     return array_type(x.dtype, x.shape, ())
 
 
+@cache
 def versions() -> dict[str, str]:
     """Returns the versions of what computes a state, and saves it."""
     libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy", "orbax-checkpoint")}
