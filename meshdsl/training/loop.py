@@ -35,7 +35,7 @@ from rich import get_console
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from meshdsl.errors import NonFiniteError
+from meshdsl.errors import ArgumentError, NonFiniteError
 from meshdsl.training.batches import Feed, ReadAhead, ReadingStopped
 from meshdsl.training.checkpoint import Checkpoints, State
 from meshdsl.training.events import COMPILED, FIRST_STEP, LAST_STEP, add_event
@@ -209,7 +209,7 @@ class Run:
       compute_bound: seconds in which the devices could do the products of a step, for MFU; 0 if that is not known.
 
     Raises:
-      ArgumentError: ``sink`` does not divide.
+      ArgumentError: ``sink`` does not divide, or the run ends before the first step to profile.
     """
 
     steps: int
@@ -229,8 +229,10 @@ class Run:
     compute_bound: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks ``sink``."""
+        """Checks ``sink`` and ``profile``."""
         check_sink(self.sink, self.save_every, self.evaluate_every)
+        if self.profile is not None and 0 < self.steps < self.profile[0]:
+            raise ArgumentError(f"--profile {self.profile[0]}:{self.profile[1]} of a run of {self.steps} steps")
 
     @property
     def length(self) -> str:

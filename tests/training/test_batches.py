@@ -88,6 +88,18 @@ def test_batches_lie_as_planned_and_have_the_names_of_the_step(repeated):
     assert got["x"].array.sharding.shard_shape((8, 4)) == (2, 2) and got["y"].sharding.shard_shape((8,)) == (1,)
 
 
+def test_stacked_batches_lie_as_each_does(monkeypatch):
+    arrays = {"x": np.arange(96, dtype=np.float32).reshape(24, 4), "y": np.arange(24, dtype=np.int32)}
+    batches = Batches(ArrayRecords(arrays), 8)
+    for processes in (1, 2):  # of which each makes the blocks of its devices
+        monkeypatch.setattr(jax, "process_count", lambda n=processes: n)
+        (count, (x, y)), (one, last) = feed(batches).stacked(0, [2, 1])
+        assert (count, one) == (2, 1) and x.sharding.shard_shape(x.shape) == (2, 2, 2)
+        np.testing.assert_array_equal(x, arrays["x"][:16].reshape(2, 8, 4))
+        np.testing.assert_array_equal(y, arrays["y"][:16].reshape(2, 8))
+        np.testing.assert_array_equal(last["y"], arrays["y"][16:])
+
+
 def test_numbers_of_64_bits_are_taken_as_jax_takes_them():
     got = next(feed([{"x": np.ones((8, 4)), "y": np.arange(8)}])(0))
     assert (got["x"].array.dtype, got["y"].dtype) == (np.float32, np.int32)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from meshdsl.cli import app, main
 from meshdsl.errors import ArgumentError
 from meshdsl.training.launchers import process_count
+from meshdsl.training.loop import Run
 from meshdsl.training.metrics import read_metrics
 from meshdsl.training.profile import parse_profile
 from meshdsl.training.run import Session
@@ -106,6 +107,8 @@ def test_steps_to_profile():
     for wrong in ("10", "0:3", "5:4", "a:b"):
         with pytest.raises(ArgumentError, match=f"--profile {wrong}: not the first and the last step, such as 10:13"):
             parse_profile(wrong)
+    with pytest.raises(ArgumentError, match="--profile 10:13 of a run of 9 steps"):
+        Run(9, Path("a"), profile=(10, 13))
 
 
 def test_a_run_goes_on_over_another_mesh_with_other_layouts(tmp_path):

@@ -1,6 +1,7 @@
 """Programs that are trained, and those that cannot be."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import pytest
 import meshdsl as md
 from meshdsl.api.program import parallelize_program
 from meshdsl.errors import ArgumentError
+from meshdsl.layouts.machine import keep_topology
 from meshdsl.training.loop import Run
-from meshdsl.training.run import steps_of, train_program
+from meshdsl.training.run import has_known_rate, steps_of, train_program
 
 SHAPE = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 
@@ -78,6 +80,18 @@ def test_batches_that_are_none(tmp_path, nothing_is_compiled):
 def test_a_batch_of_another_size_than_the_only_array_has(tmp_path):
     with pytest.raises(ArgumentError, match=r"the array: float32\[7,4\]; the step takes float32\[8,4\]"):
         trained(replace(program(), batches=lambda: [np.zeros((7, 4), np.float32)]), tmp_path)
+
+
+def test_where_mfu_means_something(tmp_path, monkeypatch):
+    def known(topology):
+        mesh = md.Mesh(data=8, topology=topology)
+        return has_known_rate(SimpleNamespace(mesh=mesh, topology=mesh.topology))
+
+    monkeypatch.setenv("MESHDSL_TOPOLOGIES", str(tmp_path))
+    assert not known("cpu") and not known("dgx-h100")
+    measured = md.topology("dgx-h100")
+    keep_topology(measured, "cpu", md.Mesh(data=8))
+    assert known(measured) and not known("cpu")
 
 
 def test_steps_that_nobody_states():
