@@ -157,7 +157,7 @@ def reported(what: str, kind: type[MeshDSLError] = CheckpointError) -> Iterator[
 
 def reason(error: Exception) -> str:
     """Returns what is wrong with the storage, with a remedy where there is one that can be named."""
-    text = _STATUS.sub("", first_line(error)).partition(" [")[0].replace("\0", "/") or type(error).__name__
+    text = _STATUS.sub("", first_line(error)).partition(" [")[0].replace(r"\x00", "/") or type(error).__name__
     if full := re.search("No space left on device|Disk quota exceeded", str(error)):
         return f"{full.group()}: {MAKE_ROOM}"
     if isinstance(error, ImportError):

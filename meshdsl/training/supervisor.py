@@ -17,11 +17,12 @@ from contextlib import ExitStack, suppress
 from shutil import rmtree
 from types import FrameType
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import ArgumentError, MeshDSLError
 from meshdsl.training.crew import Deposed
 from meshdsl.training.hosts import HALT, QUIT, RUN, STACKS, STOP, WORKING, CutOff, Hosts, Order
 from meshdsl.training.leader import Leader, LocalMachine, Supervision, mesh_of
 from meshdsl.training.processes import KILLED, Command, End, Launch, Processes
+from meshdsl.training.storage import reported
 from meshdsl.util.exit_status import BAD_INPUT, LOST, STOPPED
 
 _POLL = 0.05  # seconds
@@ -96,7 +97,8 @@ class _Supervisor:
         try:
             check()
             rmtree(self._command.folder / "plans", ignore_errors=True)  # of another command
-            self._command.folder.mkdir(parents=True, exist_ok=True)
+            with reported(f"{self._command.folder} cannot be the folder of a run", ArgumentError):
+                self._command.folder.mkdir(parents=True, exist_ok=True)
         except (MeshDSLError, OSError):
             if self._hosts is not None:
                 self._hosts.give(Order(self._hosts.last_number + 1, self._hosts.rank, QUIT, status=BAD_INPUT))
