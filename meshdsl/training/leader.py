@@ -13,7 +13,7 @@ from meshdsl.training.hosts import QUIT, RUN, Hosts, Order, Report
 from meshdsl.training.members import Members, smaller_meshes
 from meshdsl.training.processes import FINAL, KILLED, Command, End, Launch, Processes, free_port
 from meshdsl.training.progress import Patience, Progress
-from meshdsl.util.exit_status import STOPPED
+from meshdsl.util.exit_status import BAD_INPUT, STOPPED
 
 HOUR = 3600.0
 _POLL, _LOOK = 0.05, 0.5  # seconds between two looks at the processes, and at the files of the run
@@ -73,6 +73,7 @@ class Leader:
         self._meshes = {command.count: command.mesh}  # by number of processes
         self._contingencies: dict[int, Contingency] = {}  # by most processes
         self._failures: list[float] = []
+        self._repeats = Repeats()
         self._grows = False  # whether the last launch was stopped to start more
         self._launch: Launch | None = None
         self._number = hosts.last_number if hosts else 0
@@ -93,6 +94,7 @@ class Leader:
         assert self._hosts is not None
         self._members.restore(order.memory)
         self._failures = [time.monotonic()] * order.memory["failures"]
+        self._repeats.worked = order.memory["worked"]
         self._meshes[self._present], self._launch = launch.mesh, launch
         crew = Crew(self._command, launch, own, self._hosts, self._give)
         left = self._hosts.has_left(order.leader)
@@ -155,6 +157,8 @@ class Leader:
                     crew.stop()
         if not stepped and progress.has_stepped:
             self._members.stepped()
+        fails = bool(end.fault) and end.status == BAD_INPUT
+        self._repeats.ended(progress.reached if fails else None, stepped or progress.has_stepped)
         self._grows = grows and end.status == STOPPED and not end.fault and not self._local.received()
         what = end.fault.partition("\n")[0]
         if self._grows:
@@ -184,7 +188,7 @@ class Leader:
             return
         order = Order(self._number, self._hosts.rank, do, status=status)
         if self._launch is not None:
-            memory = {**self._members.memory, "failures": len(self._failures)}
+            memory = {**self._members.memory, "failures": len(self._failures), "worked": self._repeats.worked}
             at = self._launch
             order = replace(
                 order, present=at.present, mesh=str(at.mesh), address=at.address, again=at.again, memory=memory
@@ -209,7 +213,7 @@ class Leader:
         print(end.fault, file=sys.stderr)
         if not self._members.is_growing:  # whose failure costs a short while, at growing intervals
             self._failures = [at for at in self._failures if time.monotonic() - at < HOUR] + [time.monotonic()]
-            if end.status in FINAL or len(self._failures) > self._supervision.restarts:
+            if self._is_final(end) or len(self._failures) > self._supervision.restarts:
                 return False
             most = self._supervision.restarts
             print(f"restart {len(self._failures)} of at most {most} per hour", file=sys.stderr)
@@ -225,6 +229,12 @@ class Leader:
             wait = f"all are tried again after {members.wait:g} s"
             print(f"{why}going on with {self._text()} over {self._meshes[self._present]}; {wait}", file=sys.stderr)
         return enough
+
+    def _is_final(self, end: End) -> bool:
+        """Whether it would end so again."""
+        if end.status == BAD_INPUT:
+            return self._repeats.would(self._members.least < len(self._members.all))
+        return end.status in FINAL
 
     def _finish(self, end: End) -> int:
         """Tells the others that the run is over, or that this machine leaves it; the status."""
@@ -322,6 +332,36 @@ class Leader:
         log = self._command.folder / "plans" / LOG
         numbers = f"{least} to {most}" if most > least else f"{least}"
         return f"no mesh of {numbers} processes can be planned ({log}): the run ends"
+
+
+class Repeats:
+    """Whether an error of the input would come again.
+
+    The input of a run that has done steps was good. What it cannot read later may be there again when it is started
+    again, as devices and file systems come and go; not if that error ends it twice after the same step.
+
+    Attributes:
+      worked: whether any launch did a step.
+    """
+
+    def __init__(self) -> None:
+        self.worked = self._stepped = self._again = False
+        self._at: int | None = None  # step of the last such error
+
+    def ended(self, at: int | None, stepped: bool) -> None:
+        """Takes the end of a launch.
+
+        Args:
+          at: the last step of the run, if such an error ended the launch.
+          stepped: whether the launch did a step.
+        """
+        self.worked, self._stepped = self.worked or stepped, stepped
+        if at is not None:
+            self._again, self._at = at == self._at, at
+
+    def would(self, shrinks: bool) -> bool:
+        """Whether the last error would come again; where a run may go on with fewer, some may still work."""
+        return not self.worked or (self._again and (self._stepped or not shrinks))
 
 
 def mesh_of(order: Order, command: Command) -> Mesh:

@@ -77,6 +77,13 @@ class Progress:
         self._look()
         return self._first
 
+    @property
+    def reached(self) -> int:
+        """The last step of all launches."""
+        file = self._folder / METRICS
+        steps = [line["step"] for line in (_tail(file) if file.exists() else ()) if "seconds" in line]
+        return max(steps, default=0)
+
     def silence(self) -> tuple[float, float]:
         """Seconds without a step so far, and as many as are allowed."""
         self._look()

@@ -54,7 +54,7 @@ def batches():
 
 
 if int((FOLDER / "devices").read_text()) <= INDEX:
-    os._exit(1)
+    raise OSError(f"process {INDEX} finds no device")
 
 program = md.Program(
     step,

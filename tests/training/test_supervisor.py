@@ -9,7 +9,7 @@ import numpy as np
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.contingency import Contingency, plan_file
 from meshdsl.training.events import downtimes, read_events
-from meshdsl.training.leader import Supervision
+from meshdsl.training.leader import Repeats, Supervision
 from meshdsl.training.processes import PLANNED_FILE, Command
 from meshdsl.training.progress import Patience
 from meshdsl.training.supervisor import start
@@ -108,3 +108,19 @@ def test_a_run_goes_on_with_fewer_processes_and_grows_again(tmp_path):
     done = losses(folder)
     run("--folder", tmp_path / "whole", "--steps", len(done), "--save-every", 4000)
     np.testing.assert_allclose(done, losses(tmp_path / "whole"), rtol=0, atol=1e-6 * done[0])
+
+
+def test_errors_of_input_are_final_before_a_step_and_when_they_come_again():
+    repeats = Repeats()
+    repeats.ended(0, stepped=False)
+    assert repeats.would(shrinks=True)  # nothing ever worked
+    repeats = Repeats()
+    for at, stepped, final in ((40, True, False), (60, True, False), (60, True, True)):
+        repeats.ended(at, stepped)
+        assert repeats.would(shrinks=True) == final
+    repeats = Repeats()
+    repeats.ended(None, stepped=True)  # it was killed
+    repeats.ended(40, stepped=False)  # its device is gone
+    assert not repeats.would(shrinks=True) and not repeats.would(shrinks=False)
+    repeats.ended(40, stepped=False)
+    assert not repeats.would(shrinks=True) and repeats.would(shrinks=False)
