@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--mesh", type=md.Mesh.parse, default="data=4,model=2")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sink", type=int, nargs="*", default=[10], help="steps in one dispatch")
+    parser.add_argument("--sink", type=int, nargs="*", default=[], help="also several steps in one dispatch")
     parser.add_argument("--saves", type=int, default=256, metavar="MB", help="size of the checkpoint; 0 for none")
     options = parser.parse_args()
     rows = []

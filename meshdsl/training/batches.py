@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 import grain.python as grain
 import jax
 import numpy as np
+from jax._src.interpreters.pxla import batched_device_put  # device_put takes three times as long
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.errors import ArgumentError, faults, shortened
@@ -214,12 +215,12 @@ class PlacedBatches:
         self._leaves, self._tree = jax.tree.flatten(example)
         self._paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(example)]
         self._shardings = jax.tree.leaves(shardings)
-        self._stacked = [NamedSharding(at.mesh, PartitionSpec(None, *at.spec)) for at in self._shardings]
         self._rows: Sequence[int] | None = None
         if isinstance(batches, Batches):
             self._rows = _local_rows(batches.batch, self._leaves, self._shardings)
         count = None if self._rows is None else len(self._rows)
         self._types = [(x.shape if count is None else (count, *x.shape[1:]), x.dtype) for x in self._leaves]
+        self._places: dict[int, list[_Blocks]] = {}  # of so many batches
 
     def __call__(self, done: int) -> Iterator[Any]:
         """The batches after the first ``done``."""
@@ -241,7 +242,7 @@ class PlacedBatches:
             except Exception as error:  # StopIteration as well
                 ended = error
             if ended is None and wanted > 1:
-                yield wanted, self._put([np.stack(each) for each in zip(*found, strict=True)], self._stacked)
+                yield wanted, self._put([np.stack(each) for each in zip(*found, strict=True)], wanted)
             elif ended is None or isinstance(ended, StopIteration) or jax.process_count() == 1:
                 yield from ((1, self._place(each)) for each in found)
             if isinstance(ended, StopIteration):
@@ -263,29 +264,13 @@ class PlacedBatches:
         return leaves
 
     def _place(self, arrays: list[np.ndarray]) -> Any:
-        return jax.tree.unflatten(self._tree, self._put(arrays, self._shardings))
+        return jax.tree.unflatten(self._tree, self._put(arrays, 1))
 
-    def _put(self, arrays: list[np.ndarray], shardings: Sequence[NamedSharding]) -> list[jax.Array]:
-        if jax.process_count() > 1:
-            return list(map(self._global, arrays, self._leaves, shardings))
-        placed: list[jax.Array] = jax.device_put(arrays, shardings)
-        return placed
-
-    def _global(self, local: np.ndarray, leaf: Any, at: NamedSharding) -> jax.Array:
-        """The array of all processes; ``local`` has the rows of this one, and may be a stack of batches."""
-        stack = local.shape[: local.ndim - len(leaf.shape)]
-
-        def block(index: Any) -> np.ndarray:
-            first, inside = index[: len(stack)], index[len(stack) :]
-            return local[*first, self._local_index(inside[0]), *inside[1:]] if inside else local
-
-        return jax.make_array_from_callback((*stack, *leaf.shape), at, block)
-
-    def _local_index(self, rows: slice) -> slice | np.ndarray:
-        """Positions of rows of the whole batch among those that this process has read."""
-        if self._rows is None:
-            return rows
-        return np.searchsorted(self._rows, np.arange(len(self._leaves[0]))[rows])
+    def _put(self, arrays: list[np.ndarray], count: int) -> list[jax.Array]:
+        if count not in self._places:
+            leaves = zip(self._leaves, self._shardings, strict=True)
+            self._places[count] = [_Blocks(x, at, count, self._rows) for x, at in leaves]
+        return [blocks.put(x) for blocks, x in zip(self._places[count], arrays, strict=True)]
 
     def _refuse(self, leaves: list[np.ndarray]) -> None:
         expected = [array_type(dtype, shape, ()) for shape, dtype in self._types]
@@ -296,6 +281,41 @@ class PlacedBatches:
             pairs = zip(self._paths, got, expected, strict=True)
             rows = [f"{path or 'the array'}: {a}; the step takes {b}" for path, a, b in pairs if a != b]
         raise ArgumentError(faults("a batch does not match the step's last argument:", shortened(rows)))
+
+
+class _Blocks:
+    """The blocks of an array of batches that devices of this process hold.
+
+    Args:
+      leaf: the array of one batch.
+      at: where it is placed.
+      count: number of batches; several are stacked.
+      rows: of the batch that this process reads; None for all.
+    """
+
+    def __init__(self, leaf: Any, at: NamedSharding, count: int, rows: Sequence[int] | None) -> None:
+        stack = (count,) if count > 1 else ()
+        self._at = NamedSharding(at.mesh, PartitionSpec(*(None for _ in stack), *at.spec))
+        shape = (*stack, *leaf.shape)
+        self._type = jax.typeof(jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=self._at))
+        places = self._at.addressable_devices_indices_map(shape)
+        self._devices = list(places)
+        self._indices = [_local_index(index or (), len(stack), shape, rows) for index in places.values()]
+
+    def put(self, local: np.ndarray) -> jax.Array:
+        """Returns the array, of the rows that this process has read."""
+        blocks = [local[index] if index else local for index in self._indices]
+        placed: jax.Array = batched_device_put(self._type, self._at, blocks, self._devices)
+        return placed
+
+
+def _local_index(index: Any, dim: int, shape: tuple[int, ...], rows: Sequence[int] | None) -> Any:
+    """Returns the index of a block among the rows that this process reads; ``dim`` has the rows."""
+    if rows is None or not index:
+        return index
+    at = np.searchsorted(rows, np.arange(shape[dim])[index[dim]])
+    dense = len(at) > 0 and at[-1] - at[0] == len(at) - 1
+    return (*index[:dim], slice(int(at[0]), int(at[-1]) + 1) if dense else at, *index[dim + 1 :])
 
 
 def _canonical(x: np.ndarray) -> np.ndarray:
