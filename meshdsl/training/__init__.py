@@ -29,6 +29,7 @@ so a planned step and a plain ``jax.jit`` step train in the same way. Modules in
     hosts        the supervisors of several machines, which meet in the folder of the run
     crew         the processes of a launch on all machines
     leader       the decisions of a supervised run
+    follower     a machine that does as the leader says
     supervisor   processes that are started again when one fails
     multihost    joining the other processes
     evaluate     gathering arrays for evaluation, sampling text

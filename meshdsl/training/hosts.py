@@ -3,7 +3,7 @@
 Each writes ``hosts/RANK.json``, several times within the heartbeat timeout, and whenever it has something to say:
 that it waits for the others, which launch it runs, how its processes ended, that it was told to stop. The leader, the
 one of the lowest rank that is alive, writes ``hosts/orders.json``: what all do now. A machine is silent if its file has
-not changed for the timeout, by the clock of who reads it, so clocks need not agree. Files are written in place: network
+not changed for the timeout, by the clock of who reads it. Files are written in place: network
 file systems show a file that was closed to who opens it later, but a renamed one only after a while.
 """
 
@@ -110,7 +110,7 @@ class Hosts:
         self, folder: Path, rank: int, count: int, timeout: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.folder, self.rank, self.count, self.timeout = folder / "hosts", rank, count, timeout
-        self._clock, self._began, self._looked = clock, clock(), -1.0
+        self._clock, self._began, self._looked = clock, clock(), clock() - _LOOK
         self._own = Report(0, secrets.token_hex(8), socket.gethostname(), "")
         self._lock, self._ended, self._wrote = threading.Lock(), threading.Event(), clock()
         self._reports: dict[int, Report] = {}
@@ -164,16 +164,20 @@ class Hosts:
         """
         if self._clock() - self._wrote > self.timeout / 2:
             raise CutOff
-        if self._clock() - self._looked < _LOOK:
+        away = self._clock() - self._looked
+        if away < _LOOK:
             return
-        self._looked = self._clock()
+        if away > self.timeout / 4:  # what was not looked at was not silent
+            self._began += away
+            self._changed = {rank: at + away for rank, at in self._changed.items()}
+        self._looked += away
         for rank in range(self.count):
             found = _read(self.folder / f"{rank}.json", Report)
             before = self._reports.get(rank)
             if found is None or (before is not None and (before.beat, before.token) == (found.beat, found.token)):
                 continue
             if before is not None or rank == self.rank:  # else it may be of an earlier run
-                self._changed[rank] = self._clock()
+                self._changed[rank] = self._looked
             self._reports[rank] = found
         self._order = _read(self.folder / _ORDERS, Order) or self._order
 
@@ -182,11 +186,11 @@ class Hosts:
         changed = self._changed.get(rank)
         if changed is None or self._reports[rank].state == LEFT:
             return False
-        return self._clock() - changed < self.timeout
+        return self._looked - changed < self.timeout
 
     def is_silent(self, rank: int) -> bool:
         """Whether a machine has not been heard of for the timeout, or has left."""
-        return self.has_left(rank) or self._clock() - self._changed.get(rank, self._began) >= self.timeout
+        return self.has_left(rank) or self._looked - self._changed.get(rank, self._began) >= self.timeout
 
     def of(self, rank: int) -> Report | None:
         """What a machine said last, if it is alive."""

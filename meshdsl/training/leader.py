@@ -2,16 +2,16 @@
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from meshdsl.layouts.mesh import Mesh
+from meshdsl.errors import ArgumentError
 from meshdsl.training.contingency import LOG, Contingency
 from meshdsl.training.crew import Crew
 from meshdsl.training.events import FAULT, LAUNCH, PLANNED, STOP, add_event, downtimes, read_events
+from meshdsl.training.folder import HEARTBEAT, STALE, check_free
 from meshdsl.training.hosts import QUIT, RUN, Hosts, Order, Report
 from meshdsl.training.members import Members, smaller_meshes
-from meshdsl.training.processes import FINAL, KILLED, Command, End, Launch, Processes, free_port
+from meshdsl.training.processes import FINAL, KILLED, Command, End, Launch, Machine, Processes, free_port
 from meshdsl.training.progress import Patience, Progress
 from meshdsl.util.exit_status import BAD_INPUT, STOPPED
 
@@ -44,31 +44,18 @@ class Supervision:
         return self.restarts > 0 or self.patience.step is not None
 
 
-@dataclass(frozen=True)
-class LocalMachine:
-    """What the leader does on its own machine.
-
-    Args:
-      launch: starts the processes of a launch that belong here; None if there are none.
-      received: the signal that was received, or 0.
-    """
-
-    launch: Callable[[Launch], Processes | None]
-    received: Callable[[], int]
-
-
 class Leader:
     """Decides, launch after launch.
 
     Args:
       command: what is run.
       supervision: how.
-      local: this machine.
+      machine: this machine.
       hosts: the other machines; None if there are none.
     """
 
-    def __init__(self, command: Command, supervision: Supervision, local: LocalMachine, hosts: Hosts | None) -> None:
-        self._command, self._supervision, self._local, self._hosts = command, supervision, local, hosts
+    def __init__(self, command: Command, supervision: Supervision, machine: Machine, hosts: Hosts | None) -> None:
+        self._command, self._supervision, self._machine, self._hosts = command, supervision, machine, hosts
         self._members = Members(command.count, supervision.least or command.count, supervision.grow_after)
         self._meshes = {command.count: command.mesh}  # by number of processes
         self._contingencies: dict[int, Contingency] = {}  # by most processes
@@ -76,22 +63,24 @@ class Leader:
         self._repeats = Repeats()
         self._grows = False  # whether the last launch was stopped to start more
         self._launch: Launch | None = None
-        self._number = hosts.last_number if hosts else 0
-        self._events = len(read_events(command.folder))
+        self._number = self._events = 0  # of launches, and of events before this one led
 
     def run(self) -> int:
         """Launches until the run is over; its status."""
+        self._number = self._hosts.last_number if self._hosts else 0
+        self._events = len(read_events(self._command.folder))
         return self._finish(self._run_on(self._run_once()))
 
-    def succeed(self, order: Order, launch: Launch, own: Processes | None) -> int:
+    def succeed(self, launch: Launch | None, own: Processes | None) -> int:
         """Goes on for a leader that is gone; the status.
 
         Args:
-          order: its last one.
-          launch: of that.
-          own: processes of this machine.
+          launch: its last one.
+          own: processes of that on this machine.
         """
-        assert self._hosts is not None
+        assert self._hosts is not None and self._hosts.last_order is not None and launch is not None
+        order, self._number, self._grows = self._hosts.last_order, launch.number, False
+        self._events = len(read_events(self._command.folder))
         self._members.restore(order.memory)
         self._failures = [time.monotonic()] * order.memory["failures"]
         self._repeats.worked = order.memory["worked"]
@@ -115,6 +104,11 @@ class Leader:
             contingency.end()
 
     @property
+    def gathering(self) -> float:
+        """Seconds in which the machines have to come together."""
+        return self._supervision.gathering
+
+    @property
     def _present(self) -> int:
         """The number of processes now."""
         return len(self._members.present)
@@ -126,11 +120,13 @@ class Leader:
         folder, patience = self._command.folder, self._supervision.patience
         self._number += 1
         mesh = self._meshes[self._present]
+        if self._launch is not None and self._hosts is not None:
+            self._wait_for_lock()
         add_event(folder, LAUNCH, mesh=str(mesh), processes=self._present)
         again = self._launch is not None
         launch = self._launch = Launch(self._number, self._members.present, mesh, self._address(), again)
         self._give(RUN)
-        crew = Crew(self._command, launch, self._local.launch(launch), self._hosts, self._give)
+        crew = Crew(self._command, launch, self._machine.launch(launch), self._hosts, self._give)
         progress = Progress(folder, patience)
         stepped = grows = False
         looked = 0.0
@@ -142,8 +138,9 @@ class Leader:
             if not stepped and progress.has_stepped:
                 stepped = True
                 self._members.stepped()
+                self._repeats.worked = True
                 self._give(RUN)  # with what the next leader has to know now
-            if self._local.received() or grows:  # they have the time of grace
+            if self._machine.received or grows:  # they have the time of grace
                 continue
             silence, allowed = progress.silence() if self._supervision.sees_hangs else (0.0, 0.0)
             if silence > allowed:
@@ -159,7 +156,7 @@ class Leader:
             self._members.stepped()
         fails = bool(end.fault) and end.status == BAD_INPUT
         self._repeats.ended(progress.reached if fails else None, stepped or progress.has_stepped)
-        self._grows = grows and end.status == STOPPED and not end.fault and not self._local.received()
+        self._grows = grows and end.status == STOPPED and not end.fault and not self._machine.received
         what = end.fault.partition("\n")[0]
         if self._grows:
             self._members.grow(self._larger())
@@ -170,6 +167,18 @@ class Leader:
         elif end.status == STOPPED:
             add_event(folder, STOP, what=what or "stopped", after=round(end.after, 3))
         return end
+
+    def _wait_for_lock(self) -> None:
+        """Waits until nobody holds the folder any more; of a machine that is gone that is known when it was silent."""
+        end, said = time.monotonic() + STALE + 2 * HEARTBEAT, False
+        while time.monotonic() < end and not self._machine.received:
+            try:
+                return check_free(self._command.folder)
+            except ArgumentError as error:
+                if not said:
+                    print(f"waiting: {error}", file=sys.stderr)
+                said = True
+                time.sleep(_LOOK)
 
     def _address(self) -> str:
         """Where the processes of the next launch meet: on the machine of the first one."""
@@ -204,7 +213,7 @@ class Leader:
 
     def _goes_on(self, end: End) -> bool:
         """Whether there is a launch after this end; its members are those present then."""
-        if self._grows or self._local.received():
+        if self._grows or self._machine.received:
             return self._grows
         lost = end.lost
         if not end.fault:
@@ -220,7 +229,7 @@ class Leader:
         before = self._present
         members = self._members
         enough = members.failed(end.who, self._plannable) if lost is None else members.lost(lost, self._plannable)
-        if self._local.received():  # meanwhile
+        if self._machine.received:  # meanwhile
             return False
         why = "no step was done since: " if lost is None else ""
         if not enough:
@@ -238,7 +247,7 @@ class Leader:
 
     def _finish(self, end: End) -> int:
         """Tells the others that the run is over, or that this machine leaves it; the status."""
-        received = self._local.received()
+        received = self._machine.received
         stopped = received and end.status in (STOPPED, KILLED)
         status = 128 + received if stopped else end.status
         status = status if status in (0, STOPPED, *FINAL) or stopped else 1
@@ -264,7 +273,7 @@ class Leader:
             self._hosts.look()
             time.sleep(_POLL)
         told = {rank for rank in range(self._hosts.count) if (of := self._hosts.of(rank)) and of.received}
-        told |= {self._hosts.rank} if self._local.received() else set()
+        told |= {self._hosts.rank} if self._machine.received else set()
         return tuple(slot for slot in self._members.present if slot // self._command.each in told)
 
     # ---- Fewer processes, and more ----
@@ -300,7 +309,7 @@ class Leader:
         if most in self._meshes:
             return most
         contingency = self._at_most(most)
-        contingency.wait(self._supervision.patience.start, lambda: bool(self._local.received()))
+        contingency.wait(self._supervision.patience.start, lambda: bool(self._machine.received))
         return self._take(contingency)
 
     def _take(self, contingency: Contingency) -> int:
@@ -362,8 +371,3 @@ class Repeats:
     def would(self, shrinks: bool) -> bool:
         """Whether the last error would come again; where a run may go on with fewer, some may still work."""
         return not self.worked or (self._again and (self._stepped or not shrinks))
-
-
-def mesh_of(order: Order, command: Command) -> Mesh:
-    """The mesh of an order."""
-    return Mesh.parse(order.mesh, command.mesh.topology if command.mesh.states_topology else None)

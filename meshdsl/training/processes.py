@@ -10,6 +10,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.contingency import PARENT, plan_file
@@ -192,6 +193,42 @@ class Processes:
                 stderr=None if log is None else subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches this process alone, which forwards it
             )
+
+
+class Machine:
+    """This machine: its processes, launch after launch, and the signal that it received.
+
+    Args:
+      command: what is launched.
+      host: number of this machine.
+
+    Attributes:
+      received: the signal, or 0.
+    """
+
+    def __init__(self, command: Command, host: int) -> None:
+        self._command, self._host = command, host
+        self._processes: Processes | None = None
+        self.received = 0
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        self.received = number
+        if self._processes is not None:
+            self._processes.stop()
+
+    def launch(self, launch: Launch) -> Processes | None:
+        """Starts the processes of a launch that belong here; None if there are none."""
+        here = any(slot // self._command.each == self._host for slot in launch.present)
+        self._processes = Processes(self._command, launch, self._host) if here else None
+        if self.received and self._processes is not None:  # meanwhile
+            self._processes.stop()
+        return self._processes
+
+    def kill(self) -> None:
+        """Ends its processes."""
+        if self._processes is not None:
+            self._processes.kill()
 
 
 def _state(pid: int) -> str:

@@ -1,5 +1,6 @@
 """Supervisors of several machines: what they see of each other, and a run that loses and regains them."""
 
+import json
 import os
 import shutil
 import signal
@@ -51,6 +52,18 @@ def test_who_is_heard_of_is_alive_and_who_was_not_for_the_timeout_is_gone(tmp_pa
     second.report(state=LEFT)
     beat(0)
     assert first.has_left(1) and first.is_silent(1)
+
+
+def test_who_was_not_looked_at_was_not_silent(tmp_path):
+    (first, second), beat = group(tmp_path, 2)
+    beat(0, 1, seconds=2)
+    beat(1, seconds=8)  # while the first one did something else
+    beat(1)
+    first.report()
+    first.look()
+    assert first.is_alive(1) and not second.is_silent(0)
+    beat(0, seconds=10)
+    assert first.is_silent(1)
 
 
 def test_an_order_holds_as_long_as_its_leader_lives(tmp_path):
@@ -168,6 +181,8 @@ def test_a_run_loses_a_machine_regains_it_and_loses_its_leader(tmp_path, supervi
 
     first, second = supervisor(0), supervisor(1)
     wait_for_launches(1)
+    silent = time.time() - 57  # since when a machine that held the folder was not heard of
+    (tmp_path / "run.lock").write_text(json.dumps({"host": "another", "pid": 1, "seen": silent, "token": "a"}))
     os.kill(process(1), signal.SIGKILL)
     wait_for_launches(2)
     second.kill()
@@ -190,7 +205,9 @@ def test_a_run_loses_a_machine_regains_it_and_loses_its_leader(tmp_path, supervi
     _, said = second.communicate(timeout=60)
     assert second.returncode == 0, said
     assert "host 1 leads the run, as host 0 is gone" in said
-    launches = [(e["mesh"], e["processes"]) for e in read_events(tmp_path) if e["event"] == "launch"]
+    events = [e for e in read_events(tmp_path) if e["event"] == "launch"]
+    assert events[1]["time"] > silent + 60
+    launches = [(e["mesh"], e["processes"]) for e in events]
     assert launches == [("data=2", 2)] + [("data=2", 2), ("data=1", 1)] * 3
     gone = ["is gone" in each.what for each in downtimes(read_events(tmp_path))]
     assert gone == [False, True, False, True, False, False]
