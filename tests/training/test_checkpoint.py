@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import jax
@@ -264,6 +264,21 @@ def test_tracebacks_of_others_are_logged(saved, caplog):
         except OSError:
             others.exception("said")
     assert [record.getMessage() for record in caplog.records] == ["said"] and others.filters == before
+
+
+def test_of_several_processes_the_first_says_whether_the_disk_has_room(saved, monkeypatch):
+    said = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(checkpoint.multihost_utils, "broadcast_one_to_all", lambda _: np.array(said, np.uint32))
+    checkpoints = Checkpoints.__new__(Checkpoints)
+    checkpoints.folder = saved
+    for free in (1000, 2**40 + 5):
+        said[:] = np.array([free], np.int64).view(np.uint32).tolist()
+        with nullcontext() if free > 2**40 else pytest.raises(CheckpointError, match="has 1 kB free, and a checkpoint"):
+            checkpoints._check_space({"w": jnp.ones(1000)})
+    said[:] = np.array([-1], np.int64).view(np.uint32).tolist()
+    with pytest.raises(CheckpointError, match="cannot hold the newest state: another process says why"):
+        checkpoints._check_space({"w": jnp.ones(1000)})
 
 
 def test_nothing_starts_from_the_beginning_because_all_is_damaged(saved):
