@@ -1,6 +1,6 @@
 """What the training loop adds to a step: a run of ``meshdsl train`` beside the bare planned step, in one process.
 
-python -m bench.loop tests/training/tiny.py examples/digits.py --steps 2000
+python -m bench.loop tests/training/tiny.py --steps 300 --sink 5 10
 
 The bare loop calls the planned step on one batch that is in place already, and waits once, at its end. The run reads
 and places batches, reads every loss and writes ``metrics.jsonl``, but makes no checkpoint before its end; ``--sink``
