@@ -36,6 +36,10 @@ VISIBLE = 20.0  # seconds in which a file of one process reaches the others, ove
 _FAILED = (OSError, ValueError, RuntimeError)  # what storage raises
 
 
+class _InUse(ArgumentError):
+    """Another run holds the folder."""
+
+
 _held: "set[FolderLock]" = set()  # by this process
 
 
@@ -115,7 +119,7 @@ def _check_free(folder: Path | str, content: bytes | None) -> None:
     if not holder or quiet > STALE or (_is_here(holder) and not _is_running(holder)):
         return
     who = f"process {holder.get('pid')} on {holder.get('host')}, seen {seconds_text(quiet)} ago"
-    raise ArgumentError(
+    raise _InUse(
         f"{folder} is in use by {who}: wait for it ({STALE:g} s if it is gone), or --folder names another place"
     )
 
@@ -131,7 +135,7 @@ def shared_folder(folder: Path | str) -> Iterator[None]:
     first = jax.process_index() == 0
     if first:
         try:
-            lock.__enter__()
+            _hold(lock)
         except ArgumentError as error:
             fault = str(error)
     try:
@@ -140,6 +144,19 @@ def shared_folder(folder: Path | str) -> Iterator[None]:
     finally:
         if first and not fault:
             lock.__exit__(*sys.exc_info())
+
+
+def _hold(lock: FolderLock) -> None:
+    """Holds a folder. Several processes wait until its holder is gone: they may be started again on other machines."""
+    end = time.monotonic() + (STALE + HEARTBEAT if jax.process_count() > 1 else 0.0)
+    while True:
+        try:
+            lock.__enter__()
+            return
+        except _InUse:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(HEARTBEAT)
 
 
 def _agree(folder: Path | str, lock: FolderLock, fault: str) -> None:

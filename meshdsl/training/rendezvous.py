@@ -49,7 +49,8 @@ class Fault:
     text: str
     status: int
     kind: int = OWN
-    of: str = ""  # the process, unless it is process 0
+    of: str = ""  # the process
+    is_first: bool = False  # whether that is process 0
 
     def message(self) -> Message:
         """What is sent of it."""
@@ -178,7 +179,9 @@ class _Host:
                 return
             while message := _receive(lines):
                 if "fault" in message:
-                    self._add(Fault(message["fault"], message["status"], message["kind"], str(member)))
+                    self._add(
+                        Fault(message["fault"], message["status"], message["kind"], str(member), not member.index)
+                    )
                 member.has_left = member.has_left or "left" in message
         if member is not None:
             self._lose(member)
@@ -248,9 +251,9 @@ class _Host:
 
     def _decide(self) -> None:
         with self._changed:
-            cause = min(self._faults, key=lambda fault: fault.kind)
+            cause = min(self._faults, key=lambda fault: (fault.kind, not fault.is_first))
             same = {fault.of for fault in self._faults if fault.text == cause.text}
-            is_common = len(same) > 1 or cause.kind == ENDED or cause.of.startswith("process 0 ")
+            is_common = len(same) > 1 or cause.kind == ENDED or cause.is_first
             text = cause.text if is_common else f"{cause.of}: {cause.text}"
             self._tell(Fault(text, cause.status).message())
 

@@ -1,11 +1,12 @@
 """The program of ``tiny``, as tasks of launchers train it.
 
-TASKS_FAIL is a step for which process 1 has no batch, but an error. The first attempt of a job of SLURM is slow, so
-that it can be stopped; the next ones are not."""
+The first evaluation of process 1 fails if TASKS_FAILED names a file, which it then makes; the next ones do not. The
+first attempt of a job of SLURM is slow, so that it can be stopped."""
 
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 
@@ -13,12 +14,11 @@ from meshdsl.training.batches import Batches, shuffled
 from tests.training.tiny import X, Y
 from tests.training.tiny import program as tiny
 
-FAILS = int(os.environ.get("TASKS_FAIL", "-1"))
 SLOW = "SLURM_JOB_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ
 
 
-class Records:
-    """Those of ``tiny``, which are slow or end with an error."""
+class SlowRecords:
+    """Those of ``tiny``."""
 
     def __init__(self):
         self.records = shuffled({"x": X, "y": Y})
@@ -28,9 +28,17 @@ class Records:
 
     def take(self, positions):
         time.sleep(0.1 if SLOW else 0.0)
-        if jax.process_index() == 1 and positions[0] // 32 == FAILS - 1:
-            raise RuntimeError(f"no batch for step {FAILS}")
         return self.records.take(positions)
 
 
-program = replace(tiny, batches=lambda: Batches(Records(), 32), evaluate=None)
+def evaluate(w, key):
+    failed = Path(os.environ["TASKS_FAILED"])
+    if jax.process_index() == 1 and not failed.exists():
+        failed.touch()
+        raise RuntimeError("no evaluation")
+    return {}
+
+
+program = replace(
+    tiny, batches=lambda: Batches(SlowRecords(), 32), evaluate=evaluate if "TASKS_FAILED" in os.environ else None
+)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -111,6 +112,22 @@ def test_a_holder_that_is_gone(tmp_path, holder, free):
     else:
         with pytest.raises(ArgumentError, match=f"in use by process {os.getpid()} on"):
             check_free(tmp_path)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_processes_that_are_started_elsewhere_wait_until_the_holder_is_gone(tmp_path, monkeypatch, count):
+    monkeypatch.setattr(jax, "process_count", lambda: count)
+    monkeypatch.setattr(folder, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(folder, "STALE", 0.5)
+    held(tmp_path, host="another")
+    lock = FolderLock(tmp_path)
+    if count == 1:
+        with pytest.raises(ArgumentError, match="in use by"):
+            folder._hold(lock)
+        return
+    folder._hold(lock)
+    assert json.loads((tmp_path / LOCK).read_text())["token"] == lock.token
+    lock.__exit__(None, None, None)
 
 
 def test_folders_that_cannot_be_written(monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """Tasks of launchers that are installed train together: OpenMPI, MPICH and SLURM, on the loopback interface alone."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 from meshdsl.cli import app
 from tests.training import slurm_cluster
 from tests.training.slurm_cluster import cluster, output, wait_for
+from tests.training.test_command import losses
 from tests.training.test_multihost import LAUNCHERS
 
 ROOT = Path(__file__).parents[2]
@@ -45,11 +45,6 @@ def losses_of_one(tmp_path_factory):
     return losses(folder)
 
 
-def losses(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
-
-
 def launch(command, variables):
     return subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
@@ -66,15 +61,13 @@ def test_tasks_of_openmpi_train_as_one_process(tmp_path, variables, losses_of_on
 
 @installed("mpiexec.mpich")
 def test_the_failure_of_a_task_of_mpich_is_one_line_and_ends_all(tmp_path, variables, losses_of_one):
-    train = [*COMMAND, "--folder", str(tmp_path), "--steps", "20", "--save-every", "5"]
-    ended = launch(["mpiexec.mpich", "-n", "2", *train], {**variables, "TASKS_FAIL": "12"})
+    train = [*COMMAND, "--folder", str(tmp_path), "--steps", "20", "--evaluate-every", "12"]
+    ended = launch(["mpiexec.mpich", "-n", "2", *train], {**variables, "TASKS_FAILED": str(tmp_path / "failed")})
     assert ended.returncode == 2
     said = [line for line in ended.stderr.splitlines() if line.startswith("meshdsl: ")]
     assert len(said) == 1 and said[0].startswith("meshdsl: process 1 (pid ")
-    assert said[0].endswith("RuntimeError: no batch for step 12")
-    done = losses(tmp_path)
-    assert len(done) >= 10 and not (tmp_path / "run.lock").exists()
-    np.testing.assert_allclose(done, losses_of_one[: len(done)], rtol=1e-4)
+    assert said[0].endswith("RuntimeError: no evaluation") and not (tmp_path / "run.lock").exists()
+    np.testing.assert_allclose(losses(tmp_path), losses_of_one[:12], rtol=1e-4)
 
 
 @pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"{', '.join(slurm_cluster.missing())} is not installed")

@@ -12,27 +12,7 @@ from meshdsl.errors import ArgumentError, DeviceError
 from meshdsl.training.launchers import Rank, find_rank, process_count, stated_rank
 
 ROOT = Path(__file__).parents[2]
-JOIN = """
-import sys
-import jax
-import meshdsl as md
-from meshdsl.training.launchers import find_rank
-from meshdsl.training.multihost import joined
-try:
-    with joined(md.Mesh(data=4), find_rank(), {}, lambda error: (str(error), 2), timeout=60):
-        print(jax.process_index(), jax.process_count(), jax.device_count(), len(jax.local_devices()))
-except md.MeshDSLError as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
 LAUNCHERS = ("JAX_", "SLURM_", "OMPI_", "PMI_", "LWS_", "TPU_", "WORLD_", "RANK", "JOB_COMPLETION", "KUBERNETES_")
-
-
-def process(**environment):
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    plain |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | environment
-    return subprocess.Popen(
-        [sys.executable, "-c", JOIN], env=plain, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 AT = {"JAX_COORDINATOR_ADDRESS": "a:1"}
@@ -123,11 +103,23 @@ def test_hosts_of_a_tpu_slice_join_without_variables(environment, monkeypatch):
     assert find_rank() is None
 
 
-def test_two_processes_of_a_launcher_that_jax_does_not_know():
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    launched = [process(**variables, RANK=str(rank)) for rank in range(2)]
-    said = [each.communicate(timeout=120) for each in launched]
-    assert [out.split() for out, _ in said] == [["0", "2", "4", "2"], ["1", "2", "4", "2"]], said
+        return str(probe.getsockname()[1])
+
+
+def test_processes_with_different_programs_end_before_anything_is_saved(tmp_path):
+    """They are those of a launcher that jax does not know."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    plain |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **variables}
+    train = [sys.executable, "-m", "meshdsl", "train", str(ROOT / "tests/training/tiny.py"), "--folder", str(tmp_path)]
+    own = [{"RANK": str(rank), "TINY_RATE": f"0.{rank + 1}"} for rank in range(2)]
+    launched = [subprocess.Popen(train, env=plain | each, stderr=subprocess.PIPE, text=True) for each in own]
+    said = [each.communicate(timeout=300)[1] for each in launched]
+    assert [each.returncode for each in launched] == [2, 2], said
+    (line,) = [line for line in "".join(said).splitlines() if line.startswith("meshdsl: ")]
+    assert line.startswith("meshdsl: the processes do not train the same: step: step ")
+    assert " in process 1, step " in line and line in said[0]
+    assert not {"plan.json", "checkpoints", "metrics.jsonl", "run.lock"} & {file.name for file in tmp_path.iterdir()}
