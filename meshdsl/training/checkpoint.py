@@ -187,8 +187,9 @@ class Checkpoints:
         """Removes what a save that failed has left; in a bucket, the next run does."""
         if jax.process_index() == 0 and not is_remote(str(self.folder)):
             with suppress(OSError):
-                for each in self.folder.glob(f"*{_UNFINISHED}*"):
-                    each.rmtree()
+                for each in self.folder.iterdir():
+                    if _UNFINISHED in each.name:
+                        each.rmtree()
         self._manager.reload()
 
     def _restore(self, step: int, state: State) -> tuple[str, State | None]:

@@ -316,7 +316,8 @@ def check_folder(folder: Path, resume: bool, bucket: str = "") -> None:
 def check_new(folder: Path | str) -> None:
     """Raises ArgumentError if the folder holds a run."""
     with reported(f"{folder} cannot be the folder of a run", ArgumentError):
-        held = any((epath.Path(folder) / CHECKPOINTS).glob("[0-9]*"))
+        place = epath.Path(folder) / CHECKPOINTS
+        held = place.exists() and any(each.name[0].isdigit() for each in place.iterdir())
     if held:
         raise ArgumentError(f"{folder} holds a run: --resume continues it, --folder names another place")
 

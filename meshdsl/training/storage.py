@@ -39,9 +39,11 @@ def locate(text: str) -> tuple[Path, str]:
     Raises:
       ArgumentError: it is in another kind of storage.
     """
-    scheme, _, rest = text.partition("://")
-    if not rest or scheme == "file":
+    scheme, remote, rest = text.partition("://")
+    if not remote or scheme == "file":
         return Path(rest or text.removeprefix("file:")), ""
+    if f"{scheme}://" == _SCHEME and not rest.strip("/"):
+        raise ArgumentError(f"--folder {text}: there is no bucket; write gs://bucket/run")
     if f"{scheme}://" != _SCHEME:
         raise ArgumentError(
             f"--folder {text}: orbax writes checkpoints to folders and to gs://, not to {scheme}://\n"

@@ -64,7 +64,8 @@ def test_of_runs_that_find_a_folder_free_in_the_same_instant_one_has_it(tmp_path
         except ArgumentError as error:
             return error
 
-    held(tmp_path, pid=2**22 + 1)  # by a process that is gone
+    held(tmp_path, pid=2**22 + 1)  # by a process that is gone, while it wrote
+    (tmp_path / f"{LOCK}.__lock").touch()
     monkeypatch.setattr(folder, "_check_free", check)
     with ThreadPoolExecutor(4) as threads:
         took = list(threads.map(take, range(4)))

@@ -17,6 +17,7 @@ from meshdsl.errors import ArgumentError, CheckpointError
 from meshdsl.training import storage
 from meshdsl.training.checkpoint import Checkpoints
 from meshdsl.training.folder import FolderLock, check_free
+from meshdsl.training.run import check_new
 from meshdsl.training.storage import LOCK, Mirror, SharedFile, locate
 from tests.training.bucket import served
 from tests.training.test_command import TINY, losses, run
@@ -119,6 +120,11 @@ def test_what_another_machine_wrote_is_fetched(bucket, tmp_path):
 def test_places(tmp_path):
     assert locate("runs/a") == (Path("runs/a"), "")
     assert locate("file:///data/a") == locate("file:/data/a") == (Path("/data/a"), "")
+    with pytest.raises(ArgumentError, match="--folder gs://: there is no bucket; write gs://bucket/run"):
+        locate("gs://")
+    (tmp_path / "a[1]" / "checkpoints" / "10").mkdir(parents=True)
+    with pytest.raises(ArgumentError, match="holds a run"):
+        check_new(tmp_path / "a[1]")
     assert locate("gs://bucket/a/b/") == (Path("runs/bucket/a/b"), "gs://bucket/a/b")
 
 
