@@ -84,7 +84,7 @@ class Leader:
         self._members.restore(order.memory)
         self._failures = [time.monotonic()] * order.memory["failures"]
         self._repeats.worked = order.memory["worked"]
-        self._meshes[self._present], self._launch = launch.mesh, launch
+        self._meshes[len(launch.present)], self._launch = launch.mesh, launch
         crew = Crew(self._command, launch, own, self._hosts, self._give)
         left = self._hosts.has_left(order.leader)
         end = crew.halted()
@@ -126,8 +126,8 @@ class Leader:
         again = self._launch is not None
         launch = self._launch = Launch(self._number, self._members.present, mesh, self._address(), again)
         self._give(RUN)
-        crew = Crew(self._command, launch, self._machine.launch(launch), self._hosts, self._give)
         progress = Progress(folder, patience)
+        crew = Crew(self._command, launch, self._machine.launch(launch), self._hosts, self._give)
         stepped = grows = False
         looked = 0.0
         while (end := crew.ended()) is None:
@@ -217,8 +217,9 @@ class Leader:
             return self._grows
         lost = end.lost
         if not end.fault:
-            lost = lost or (self._told_to_stop() if end.status == STOPPED else ())
-            return bool(lost) and self._members.lost(lost, self._plannable)
+            if lost is None and end.status == STOPPED:
+                lost = self._told_to_stop() or None
+            return lost is not None and self._members.lost(lost, self._plannable)
         print(end.fault, file=sys.stderr)
         if not self._members.is_growing:  # whose failure costs a short while, at growing intervals
             self._failures = [at for at in self._failures if time.monotonic() - at < HOUR] + [time.monotonic()]
