@@ -49,6 +49,7 @@ bench: $(VENV)/ready $(DATA)  ## measure the figures of docs/evidence/benchmarks
 	$(RUN) -m bench.step
 	$(RUN) -m bench.pipeline
 	$(RUN) -m bench.memory
+	$(RUN) -m bench.loop --steps 300 --rounds 3
 	$(RUN) -m bench.examples
 
 coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write docs/evidence/coverage.md; CASES='--primitive sort --limit 5'

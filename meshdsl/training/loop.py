@@ -351,7 +351,6 @@ class _Loop:
         with ExitStack() as stack:
             stack.callback(lambda: self._profile.stop(self.done))
             if self.sink is not None:
-                stack.callback(self.sink.release)
                 with self._times.of("compile"):
                     self.sink.prepare(self.done, self.run.steps)
                 units = self.sink.feed(self.done, self.sink.counts(self.done, self.run.steps))
@@ -361,6 +360,8 @@ class _Loop:
             undecided = self.sink is not None and self.sink.measured  # what is read next depends on what is done
             ahead = ReadAhead(units, 2, lambda: bool(stop.received), 0 if undecided else margin, stop.announce)
             batches = stack.enter_context(ahead)
+            if self.sink is not None:
+                stack.callback(self.sink.release)  # before the thread is waited for, which may wait for a decision
             while self.done < self.run.steps and not stopped:
                 try:
                     with self._times.of("input"):
