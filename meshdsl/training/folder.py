@@ -125,8 +125,12 @@ def _check_free(folder: Path | str, content: bytes | None) -> None:
 
 
 @contextmanager
-def shared_folder(folder: Path | str) -> Iterator[None]:
+def shared_folder(folder: Path | str, supervised: bool = False) -> Iterator[None]:
     """Holds the folder in the first process, and makes sure that all processes see it; all have to call this.
+
+    Args:
+      folder: a local folder, or one in a bucket.
+      supervised: whether a supervisor started this process.
 
     Raises:
       ArgumentError: another run holds it, or some processes see another folder of this name; raised in all of them.
@@ -135,7 +139,7 @@ def shared_folder(folder: Path | str) -> Iterator[None]:
     first = jax.process_index() == 0
     if first:
         try:
-            _hold(lock)
+            _hold(lock, supervised or jax.process_count() > 1)
         except ArgumentError as error:
             fault = str(error)
     try:
@@ -146,9 +150,14 @@ def shared_folder(folder: Path | str) -> Iterator[None]:
             lock.__exit__(*sys.exc_info())
 
 
-def _hold(lock: FolderLock) -> None:
-    """Holds a folder. Several processes wait until its holder is gone: they may be started again on other machines."""
-    end = time.monotonic() + (STALE + HEARTBEAT if jax.process_count() > 1 else 0.0)
+def _hold(lock: FolderLock, waits: bool) -> None:
+    """Holds a folder.
+
+    Args:
+      lock: of the folder.
+      waits: until its holder is gone, for this process may have been started again on another machine.
+    """
+    end = time.monotonic() + (STALE + HEARTBEAT if waits else 0.0)
     while True:
         try:
             lock.__enter__()

@@ -4,11 +4,9 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 
-from meshdsl.errors import ArgumentError
 from meshdsl.training.contingency import LOG, Contingency
 from meshdsl.training.crew import Crew
 from meshdsl.training.events import FAULT, LAUNCH, PLANNED, STOP, add_event, downtimes, read_events
-from meshdsl.training.folder import HEARTBEAT, STALE, check_free
 from meshdsl.training.hosts import QUIT, RUN, Hosts, Order, Report
 from meshdsl.training.members import Members, smaller_meshes
 from meshdsl.training.processes import FINAL, KILLED, Command, End, Launch, Machine, Processes, free_port
@@ -120,8 +118,6 @@ class Leader:
         folder, patience = self._command.folder, self._supervision.patience
         self._number += 1
         mesh = self._meshes[self._present]
-        if self._launch is not None and self._hosts is not None:
-            self._wait_for_lock()
         add_event(folder, LAUNCH, mesh=str(mesh), processes=self._present)
         again = self._launch is not None
         launch = self._launch = Launch(self._number, self._members.present, mesh, self._address(), again)
@@ -167,18 +163,6 @@ class Leader:
         elif end.status == STOPPED:
             add_event(folder, STOP, what=what or "stopped", after=round(end.after, 3))
         return end
-
-    def _wait_for_lock(self) -> None:
-        """Waits until nobody holds the folder any more; of a machine that is gone that is known when it was silent."""
-        end, said = time.monotonic() + STALE + 2 * HEARTBEAT, False
-        while time.monotonic() < end and not self._machine.received:
-            try:
-                return check_free(self._command.folder)
-            except ArgumentError as error:
-                if not said:
-                    print(f"waiting: {error}", file=sys.stderr)
-                said = True
-                time.sleep(_LOOK)
 
     def _address(self) -> str:
         """Where the processes of the next launch meet: on the machine of the first one."""

@@ -372,7 +372,7 @@ class Session:
         """
         check_trainable(self.program)
         run = replace(run, steps=run.steps or steps_of(self.program))
-        with shared_folder(run.place):
+        with shared_folder(run.place, self.supervised):
             if not resume:
                 check_new(run.place)
             if run.bucket and self.is_first:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -115,20 +114,17 @@ def test_a_holder_that_is_gone(tmp_path, holder, free):
             check_free(tmp_path)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_processes_that_are_started_elsewhere_wait_until_the_holder_is_gone(tmp_path, monkeypatch, count):
-    monkeypatch.setattr(jax, "process_count", lambda: count)
+@pytest.mark.parametrize("waits", [False, True])
+def test_processes_that_are_started_elsewhere_wait_until_the_holder_is_gone(tmp_path, monkeypatch, waits):
     monkeypatch.setattr(folder, "HEARTBEAT", 0.1)
     monkeypatch.setattr(folder, "STALE", 0.5)
     held(tmp_path, host="another")
-    lock = FolderLock(tmp_path)
-    if count == 1:
-        with pytest.raises(ArgumentError, match="in use by"):
-            folder._hold(lock)
+    if not waits:
+        with pytest.raises(ArgumentError, match="in use by"), folder.shared_folder(tmp_path):
+            pass
         return
-    folder._hold(lock)
-    assert json.loads((tmp_path / LOCK).read_text())["token"] == lock.token
-    lock.__exit__(None, None, None)
+    with folder.shared_folder(tmp_path, supervised=True):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
 
 
 def test_folders_that_cannot_be_written(monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """Supervisors of several machines: what they see of each other, and a run that loses and regains them."""
 
-import json
 import os
 import shutil
 import signal
@@ -181,8 +180,6 @@ def test_a_run_loses_a_machine_regains_it_and_loses_its_leader(tmp_path, supervi
 
     first, second = supervisor(0), supervisor(1)
     wait_for_launches(1)
-    silent = time.time() - 57  # since when a machine that held the folder was not heard of
-    (tmp_path / "run.lock").write_text(json.dumps({"host": "another", "pid": 1, "seen": silent, "token": "a"}))
     os.kill(process(1), signal.SIGKILL)
     wait_for_launches(2)
     second.kill()
@@ -205,9 +202,7 @@ def test_a_run_loses_a_machine_regains_it_and_loses_its_leader(tmp_path, supervi
     _, said = second.communicate(timeout=60)
     assert second.returncode == 0, said
     assert "host 1 leads the run, as host 0 is gone" in said
-    events = [e for e in read_events(tmp_path) if e["event"] == "launch"]
-    assert events[1]["time"] > silent + 60
-    launches = [(e["mesh"], e["processes"]) for e in events]
+    launches = [(e["mesh"], e["processes"]) for e in read_events(tmp_path) if e["event"] == "launch"]
     assert launches == [("data=2", 2)] + [("data=2", 2), ("data=1", 1)] * 3
     gone = ["is gone" in each.what for each in downtimes(read_events(tmp_path))]
     assert gone == [False, True, False, True, False, False]
