@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import nullcontext
 from enum import StrEnum
+from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ from meshdsl.cli.output import output_to_stderr, show
 from meshdsl.cli.programs import load_mesh, load_program, short_name
 from meshdsl.cli.statuses import message_of, status_of
 from meshdsl.errors import ArgumentError, MeshDSLError
+from meshdsl.util.exit_status import BAD_INPUT
 
 if TYPE_CHECKING:
     from meshdsl.training.loop import Outcome
@@ -209,8 +211,12 @@ def _check_supervised(command: "Command", least: int | None, restarts: int, buck
         )
 
 
-def _explain(error: Exception) -> tuple[str, int]:
+def _explain(error: BaseException) -> tuple[str, int]:
     """Returns message and status of an error, which another process may print; a traceback is printed by this one."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 128 + SIGINT
+    if not isinstance(error, Exception):
+        return f"ended by {error!r}", BAD_INPUT
     message = message_of(error)
     if "--debug" in sys.argv or not message:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -32,7 +32,7 @@ def joined(
     mesh: Mesh,
     rank: Rank | None,
     options: Mapping[str, str],
-    explain: Callable[[Exception], tuple[str, int]],
+    explain: Callable[[BaseException], tuple[str, int]],
     timeout: float = JOIN_TIMEOUT,
 ) -> Iterator[None]:
     """Joins the other processes, if there are any, before jax looks for devices; an error in one of them ends all.
@@ -65,7 +65,7 @@ def joined(
         _share(mesh, rank.count)
         _initialize(mesh, rank, timeout)
         yield
-    except Exception as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # jax would wait for the others before the end
         peers.fail(*explain(error), OF_JAX if isinstance(error, jax.errors.JaxRuntimeError) else OWN)
     peers.leave()
 

@@ -13,6 +13,7 @@ import pytest
 import meshdsl as md
 from meshdsl.cli import main
 from meshdsl.cli.statuses import message_of, status_of
+from meshdsl.cli.train import _explain
 
 STEP = """
 import jax, jax.numpy as jnp
@@ -122,3 +123,12 @@ def test_a_closed_pipe_ends_the_command_quietly(options):
     )
     command.stdout.close()  # before anything is written
     assert (command.wait(), command.stderr.read()) == (141, "")
+
+
+def test_what_a_process_of_a_run_says_to_the_others(capsys):
+    assert _explain(md.ArgumentError("no mesh")) == ("no mesh", 2)
+    assert _explain(KeyboardInterrupt()) == ("interrupted", 130)
+    assert _explain(SystemExit(3)) == ("ended by SystemExit(3)", 2)
+    assert capsys.readouterr().err == ""
+    assert _explain(KeyError("own fault")) == ("KeyError: 'own fault'", 70)
+    assert capsys.readouterr().err == "KeyError: 'own fault'\n"  # the traceback is that of this process
