@@ -73,7 +73,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True)
         handlers = {_STATE: ocp.StandardCheckpointHandler(), _FACTS: _FactsHandler()}
         with reported(f"{self.folder} cannot hold checkpoints"):
-            self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+            self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
         self._tracebacks = partial(_is_not_raised)  # an object of its own, for several may be open
         logging.getLogger("absl").addFilter(self._tracebacks)
 
@@ -276,10 +276,18 @@ def _is_not_raised(record: logging.LogRecord) -> bool:
     return not (record.exc_info and record.module in ("future", "async_checkpointer", "checkpoint_manager"))
 
 
+class _Manager(ocp.CheckpointManager):  # type: ignore[misc]  # orbax has no types
+    """A manager that leaves it to the training loop when several processes stop."""
+
+    def reached_preemption(self, step: int) -> bool:
+        """False; jax, which orbax would ask, takes every question for the dispatch that this process has come to."""
+        return False
+
+
 # ---- What is saved beside the arrays ---------------------------------------------------------------------------------
 
 
-class _FactsHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax has no types
+class _FactsHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
     """Writes the facts of a checkpoint as JSON when the digests of its arrays are there."""
 
     async def async_save(self, directory: epath.Path, args: "_FactsSave") -> list[ocp.future.Future]:

@@ -139,6 +139,15 @@ def test_what_is_saved_in_the_background_is_the_state_that_was_given(tmp_path):
     np.testing.assert_array_equal(found, np.arange(2.0**18))
 
 
+def test_saving_does_not_take_part_in_the_agreement_of_processes_to_stop(tmp_path, monkeypatch):
+    """jax would take the step, asked for by a thread of orbax, for the dispatch that the process has come to."""
+    monkeypatch.setattr("jax.experimental.multihost_utils.reached_preemption_sync_point", pytest.fail)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(10, state(10))
+        checkpoints.save(20, state(20))
+    assert checkpoints.newest == 20
+
+
 def test_a_state_that_is_not_finite_is_never_saved_over_a_good_one(saved):
     bad = (state(30)[0].at[3, 4].set(jnp.nan), jnp.int32(30))
     message = "the state after step 30 is not saved: NaNs or infinities in 0"
