@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import platform
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ log = logging.getLogger("meshdsl")
 State = tuple[Any, ...]
 Facts = Mapping[str, Any]
 _STATE, _FACTS, _FILE = "state", "facts", "facts.json"
+_LAST = 15.0  # seconds in which processes complete a save when one of them ends with an error: others may have before
 _UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is being written
 
 
@@ -81,11 +83,19 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        closing = threading.Thread(target=self._close_after_error, name="last save", daemon=True)
+        closing.start()
+        closing.join(None if jax.process_count() == 1 else _LAST)
+        if closing.is_alive():
+            log.warning("%s: what other processes do not save is not completed", self.folder)
+
+    def _close_after_error(self) -> None:
         try:
             self.close()
         except MeshDSLError as error:
-            if kind is None:
-                raise
             log.warning("%s", error)  # the error that ends the block says more
 
     @property

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -288,6 +289,20 @@ def test_of_several_processes_the_first_says_whether_the_disk_has_room(saved, mo
     said[:] = np.array([-1], np.int64).view(np.uint32).tolist()
     with pytest.raises(CheckpointError, match="cannot hold the newest state: another process says why"):
         checkpoints._check_space({"w": jnp.ones(1000)})
+
+
+def test_a_process_that_ends_with_an_error_does_not_wait_for_a_save_that_others_cannot_complete(
+    saved, monkeypatch, caplog
+):
+    ended = threading.Event()
+    checkpoints = Checkpoints(saved)
+    monkeypatch.setattr(checkpoints._manager, "wait_until_finished", ended.wait)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(checkpoint, "_LAST", 0.1)
+    with pytest.raises(OSError, match="No space left"), checkpoints:
+        raise OSError("No space left on device")
+    assert "what other processes do not save is not completed" in caplog.text
+    ended.set()
 
 
 def test_nothing_starts_from_the_beginning_because_all_is_damaged(saved):
