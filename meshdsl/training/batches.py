@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 import grain.python as grain
 import jax
 import numpy as np
-from jax._src.interpreters.pxla import batched_device_put  # device_put takes three times as long
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.errors import ArgumentError, faults, shortened
@@ -297,16 +296,16 @@ class _Blocks:
         stack = (count,) if count > 1 else ()
         self._at = NamedSharding(at.mesh, PartitionSpec(*(None for _ in stack), *at.spec))
         shape = (*stack, *leaf.shape)
-        self._type = jax.typeof(jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=self._at))
-        places = self._at.addressable_devices_indices_map(shape)
-        self._devices = list(places)
-        self._indices = [_local_index(index or (), len(stack), shape, rows) for index in places.values()]
+        self._shape, self._dim, self._rows = shape, len(stack), rows
 
     def put(self, local: np.ndarray) -> jax.Array:
         """Returns the array, of the rows that this process has read."""
-        blocks = [local[index] if index else local for index in self._indices]
-        placed: jax.Array = batched_device_put(self._type, self._at, blocks, self._devices)
-        return placed
+        if self._at.is_fully_addressable:
+            return cast(jax.Array, jax.device_put(local, self._at))
+        return jax.make_array_from_callback(self._shape, self._at, lambda index: local[self._local(index)])
+
+    def _local(self, index: Any) -> Any:
+        return _local_index(index, self._dim, self._shape, self._rows)
 
 
 def _local_index(index: Any, dim: int, shape: tuple[int, ...], rows: Sequence[int] | None) -> Any:
