@@ -152,6 +152,17 @@ def test_no_relative_imports():
         assert not any(isinstance(n, ast.ImportFrom) and n.level for n in ast.walk(ast.parse(file.read_text()))), file
 
 
+def test_names_of_jax_are_public():
+    private = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in (*FOLDERS, "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.match(r"\s*(from|import) +(jax\._src|jaxlib)", line)
+    ]
+    assert private == []
+
+
 def test_every_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     packages = {module for module, file in TREE.files.items() if file.name == "__init__.py"}

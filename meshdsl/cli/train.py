@@ -26,10 +26,11 @@ from meshdsl.cli.options import (
 from meshdsl.cli.output import output_to_stderr, show
 from meshdsl.cli.programs import load_mesh, load_program, short_name
 from meshdsl.cli.statuses import message_of, status_of
-from meshdsl.errors import ArgumentError, MeshDSLError
+from meshdsl.errors import ArgumentError, DeviceError, MeshDSLError
 from meshdsl.util.exit_status import BAD_INPUT
 
 if TYPE_CHECKING:
+    from meshdsl.training.launchers import Rank
     from meshdsl.training.loop import Outcome
     from meshdsl.training.processes import Command
 
@@ -153,11 +154,11 @@ def train(
     traced = parse_profile(profile)
     check_trackers(log or ())
     local, bucket = locate(folder or f"runs/{short_name(program)}")
-    own = find_rank(join_timeout)
+    own = find_rank()
     if not is_supervised() and (processes > 1 or restarts):
         patience = Patience(hang_timeout, start_timeout, save_every, evaluate_every, sink=several)
         supervision = Supervision(restarts, min_processes, grow_after, patience, join_timeout)
-        hosts = own.count if own else 1
+        hosts = _hosts(own)
         command = Command(("-m", "meshdsl", *sys.argv[1:]), over, hosts, processes, local, grace)
         _check_supervised(command, min_processes, restarts, bucket)
         others = Hosts(local, own.index, hosts, heartbeat_timeout) if own else None
@@ -196,6 +197,16 @@ def train(
         show("train", "", _facts(outcome, bucket or str(local)), as_json)
     if outcome.stopped:
         raise typer.Exit(128 + outcome.stopped)
+
+
+def _hosts(own: "Rank | None") -> int:
+    """The number of machines that have a supervisor each."""
+    if own is not None and not own.count:
+        raise DeviceError(
+            f"this is of {own.launcher}, whose supervisors need to be told who they are: set JAX_COORDINATOR_ADDRESS,\n"
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or leave --processes and --restarts out"
+        )
+    return own.count if own else 1
 
 
 def _check_supervised(command: "Command", least: int | None, restarts: int, bucket: str) -> None:

@@ -1,27 +1,27 @@
 """Launchers: which variables say how many processes a run has, which of them this one is, and where they meet.
 
-jax detects SLURM, OpenMPI 4, Kubernetes and Cloud TPUs, and is asked for what the variables of the table do not say. Of
-launchers that jax does not know, the table has the variables; where none of them has the address of process 0,
-``JAX_COORDINATOR_ADDRESS`` gives it, and processes of one machine need none. With that address stated, number and rank
-are still those of the launcher.
+The table has the variables of each. Where none of them has the address of process 0, ``JAX_COORDINATOR_ADDRESS`` gives
+it, and processes of one machine need none. With that address stated, number and rank are still those of the launcher.
+Addresses under SLURM and OpenMPI 4 are those of jax's own cluster detection, which takes a port from the number of the
+job. Jobs of Kubernetes and Cloud TPUs without variables are left to that detection altogether.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from math import ceil
-
-from jax._src import cloud_tpu_init
-from jax._src.clusters import ClusterEnv  # jax has no public name for where its processes meet
+from importlib.util import find_spec
+from pathlib import Path
 
 from meshdsl.errors import ArgumentError, DeviceError
 
 Environment = Mapping[str, str]
-_detect = ClusterEnv.auto_detect_unset_distributed_params
-
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 _PORT = 8476  # on which jax's own clusters meet as well
-_SLICES = "MEGASCALE_NUM_SLICES"  # of Cloud TPUs, which one run spans
+_PORTS = range(0xF000, 0x10000)  # of which a job takes one by its number, as in jax
+_SLICES, _SLICE, _FIRST_SLICE = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"
+_TPUS = {f"0x00{device}" for device in ("27", "56", "5e", "62", "63", "6f", "76")}  # on the PCI bus, by Google
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Launcher:
 
     Args:
       name: of it, for messages.
-      count: variable with the number of processes, or with their hosts. Empty: jax asks.
+      count: variable with the number of processes, or with their hosts. Empty: jax finds out.
       index: variable with the number of this one.
       mark: variable that is set only in a process that it has launched.
-      address: of process 0, as far as the variables say; empty where jax finds it, or nobody does.
+      address: of process 0, as far as the variables say.
       lists_hosts: whether ``count`` lists hosts.
     """
 
@@ -45,7 +45,7 @@ class Launcher:
     lists_hosts: bool = False
 
     def processes(self, environment: Environment) -> int:
-        """The number of processes that it announces; 0 where jax has to ask."""
+        """The number of processes that it announces; 0 where jax has to find out."""
         if not self.count:
             return 0
         if self.lists_hosts:
@@ -60,9 +60,9 @@ class Rank:
 
     Args:
       launcher: name of what announced them.
-      variable: that has the number of this process; empty if jax knows it.
-      address: ``host:port`` of process 0.
-      count: number of processes.
+      variable: that has the number of this process; empty without one.
+      address: ``host:port`` of process 0; empty where jax has to find out, which joins without a rendezvous.
+      count: number of processes; 0 where jax has to find out.
       index: number of this one.
     """
 
@@ -101,26 +101,45 @@ def _on_one_machine(count: str, count_here: str) -> Callable[[Environment], str]
 
 
 def _of_openmpi(environment: Environment) -> str:
-    if "OMPI_MCA_orte_hnp_uri" in environment:  # of OpenMPI 4, in which jax finds an address and a port
+    uri = environment.get("OMPI_MCA_orte_hnp_uri")  # of OpenMPI 4: 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911
+    if uri is None:
+        return _on_one_machine("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")(environment)
+    found = re.match(r"(\d+)\..*?(?:tcp://([^,:]+)|tcp6://\[([^,\]]+))", uri)
+    if found is None:
         return ""
-    return _on_one_machine("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")(environment)
+    host = found[2] or f"[{found[3]}]"
+    return f"{host}:{_PORTS[int(found[1]) // len(_PORTS) % len(_PORTS)]}"
+
+
+def _of_slurm(environment: Environment) -> str:
+    nodes = re.match(r"([^\[,]+)(?:\[(\d+))?", environment["SLURM_STEP_NODELIST"])  # n[01-03,7],m2
+    if nodes is None or "SLURM_JOB_ID" not in environment:
+        return ""
+    job = _number(environment, "SLURM_JOB_ID", "the number of a job")
+    return f"{nodes[1]}{nodes[2] or ''}:{_PORTS[job % len(_PORTS)]}"
+
+
+def _of_tpu(environment: Environment) -> str:
+    first = environment.get(_FIRST_SLICE, environment["TPU_WORKER_HOSTNAMES"].split(",")[0])
+    return f"{first.rpartition(':')[0] or first}:{_PORT}"
 
 
 def _of_worker_set(environment: Environment) -> str:
     return f"{environment['LWS_LEADER_ADDRESS']}:{_PORT}"
 
 
+_TPU = "a Cloud TPU slice"
 _MPICH = "MPICH", "PMI_SIZE", "PMI_RANK"
 LAUNCHERS = (  # those of tasks before SLURM, in whose tasks they may run
     Launcher("JAX_NUM_PROCESSES", COUNT, INDEX, ADDRESS, lambda environment: environment[ADDRESS]),
     Launcher("torchrun", "WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", _of_torch),
     Launcher("OpenMPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", _of_openmpi),
     Launcher(*_MPICH, "MPI_LOCALRANKID", _on_one_machine("PMI_SIZE", "MPI_LOCALNRANKS")),
-    Launcher("SLURM", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST"),
+    Launcher("SLURM", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST", _of_slurm),
     Launcher(*_MPICH, "PMI_RANK"),
     Launcher("a launcher of torch", "WORLD_SIZE", "RANK", "RANK", _of_torch),
     Launcher("a LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", _of_worker_set),
-    Launcher("a Cloud TPU slice", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "TPU_WORKER_ID", lists_hosts=True),
+    Launcher(_TPU, "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "TPU_WORKER_ID", _of_tpu, lists_hosts=True),
     Launcher("a job of Kubernetes", "", "JOB_COMPLETION_INDEX", "JOB_COMPLETION_INDEX"),
 )
 
@@ -131,44 +150,37 @@ def launcher(environment: Environment = os.environ) -> Launcher | None:
     return next(of, None)
 
 
-def process_count(environment: Environment = os.environ) -> int:
-    """The number of processes that a launcher announces; 1 without a launcher, 0 where jax has to find out."""
-    found = launcher(environment)
-    return found.processes(environment) if found else 1
-
-
-def stated_rank(environment: Environment = os.environ) -> Rank | None:
-    """The rank of this process, as the variables alone have it; None where jax has to find out, or there is none."""
-    found = launcher(environment)
-    count = found.processes(environment) if found else 0
-    address = environment.get(ADDRESS) or (found.address(environment) if found else "")
-    variable = _index_variable(environment)
-    if not (found and count and address and variable):
-        return None
-    return Rank(found.name, variable, address, count, _number(environment, variable, "the number of a process"))
-
-
-def find_rank(timeout: float = 300.0) -> Rank | None:
+def find_rank(environment: Environment = os.environ) -> Rank | None:
     """The rank of this process; None if it is alone.
-
-    Args:
-      timeout: seconds in which jax finds out what the variables do not say.
 
     Raises:
       ArgumentError: a variable has a wrong number, or no address.
-      DeviceError: several processes are announced, and neither the variables nor jax say where they meet.
+      DeviceError: several processes are announced, and nothing says where they meet.
     """
-    on_tpu = cloud_tpu_init.running_in_cloud_tpu_vm  # jax knows its hosts without variables
-    if process_count() == 1 and not (on_tpu and launcher() is None):
+    found = launcher(environment)
+    if found is None:
+        return Rank(_TPU, "", "", 0, 0) if _is_tpu_vm(environment) else None
+    count = found.processes(environment)
+    if count == 1:
         return None
-    found = stated_rank() or _ask_jax(timeout)
-    if found.count == 1:
-        return None
-    if found.index >= found.count:
-        raise ArgumentError(f"{found.variable}={found.index}: {found.count} processes have the numbers from 0 on")
-    if not found.address.rpartition(":")[2].isdigit():
-        raise ArgumentError(f"{found.address!r} is not the address of process 0: write host:port")
-    return found
+    if count == 0:
+        return Rank(found.name, "", "", 0, 0)
+    address = environment.get(ADDRESS) or found.address(environment)
+    variable = _index_variable(environment)
+    if not (address and variable):
+        raise DeviceError(
+            f"{found.name} announces {count} processes, and nothing says where they meet; "
+            f"set {ADDRESS}=host:port of process 0 for all"
+        )
+    index = _number(environment, variable, "the number of a process")
+    if found.lists_hosts and _SLICE in environment:
+        hosts = environment[found.count].count(",") + 1
+        index += hosts * _number(environment, _SLICE, "the number of a slice")
+    if index >= count:
+        raise ArgumentError(f"{variable}={index}: {count} processes have the numbers from 0 on")
+    if not address.rpartition(":")[2].isdigit():
+        raise ArgumentError(f"{address!r} is not the address of process 0: write host:port")
+    return Rank(found.name, variable, address, count, index)
 
 
 def _index_variable(environment: Environment) -> str:
@@ -178,28 +190,12 @@ def _index_variable(environment: Environment) -> str:
     return found.index if found and found.index in environment else next(iter(ranks), "")
 
 
-def _ask_jax(timeout: float) -> Rank:
-    """The rank of this process, as jax detects it."""
-    found = launcher()
-    stated = os.environ.get(ADDRESS), process_count() if found and found.count else None
-    try:
-        address, count, index, _ = _detect(*stated, None, None, None, ceil(timeout))
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
-        raise DeviceError(f"{_announcement(found)}, and jax cannot find out: {error}; {_remedy(found)}") from error
-    if address is None or count is None or index is None:
-        raise DeviceError(f"{_announcement(found)}; {_remedy(found)}")
-    return Rank(found.name if found else "a Cloud TPU slice", _index_variable(os.environ), address, count, index)
-
-
-def _announcement(found: Launcher | None) -> str:
-    if found is None:
-        return "this machine is of a Cloud TPU slice, and nothing says which process this is"
-    count = found.processes(os.environ)
-    return f"{found.name} announces {count or 'several'} processes, and nothing says where they meet"
-
-
-def _remedy(found: Launcher | None) -> str:
-    if found is None:
-        return "TPU_SKIP_MDS_QUERY=1 trains on this machine alone"
-    asked = "" if found.count else f", and {COUNT}, or install 'jax[k8s]'"
-    return f"set {ADDRESS}=host:port of process 0 for all{asked}"
+def _is_tpu_vm(environment: Environment) -> bool:
+    """Whether this machine has TPUs and asks its cloud for its slice, as jax does without ``TPU_SKIP_MDS_QUERY``."""
+    if "TPU_SKIP_MDS_QUERY" in environment or find_spec("libtpu") is None:
+        return False
+    for file in Path("/sys/bus/pci/devices").glob("*/device"):
+        with suppress(OSError):
+            if file.read_text().strip() in _TPUS and (file.parent / "vendor").read_text().strip() == "0x1ae0":
+                return True
+    return False

@@ -19,7 +19,7 @@ from meshdsl.errors import DeviceError
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.checkpoint import versions
 from meshdsl.training.contingency import PARENT
-from meshdsl.training.launchers import Rank
+from meshdsl.training.launchers import ADDRESS, COUNT, INDEX, Rank
 from meshdsl.training.processes import DEVICES, STACKS
 from meshdsl.training.rendezvous import OF_JAX, OWN, meet, wait_for_coordinator
 from meshdsl.util.exit_status import STOPPED
@@ -60,6 +60,10 @@ def joined(
                 jax.config.update(f"jax_{kind}_visible_devices", os.environ[DEVICES])
         yield
         return
+    if not rank.address:
+        _detect(mesh, rank, timeout)
+        yield
+        return
     peers = meet(rank, {**options, **versions()}, timeout, is_supervised())
     try:
         _share(mesh, rank.count)
@@ -92,6 +96,19 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(STOPPED)
+
+
+def _detect(mesh: Mesh, rank: Rank, timeout: float) -> None:
+    """Joins with jax, which finds out who the others are."""
+    try:
+        jax.distributed.initialize(initialization_timeout=ceil(timeout))
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        remedy = "install 'jax[k8s]'" if "Kubernetes" in rank.launcher else "TPU_SKIP_MDS_QUERY=1 trains here alone"
+        raise DeviceError(
+            f"this is of {rank.launcher}, and jax cannot find out who the others are: {error}\n"
+            f"set {ADDRESS}=host:port of process 0, {COUNT} and {INDEX}, or {remedy}"
+        ) from error
+    _share(mesh, jax.process_count())
 
 
 def _initialize(mesh: Mesh, rank: Rank, timeout: float) -> None:

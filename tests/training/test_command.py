@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from meshdsl.cli import app, main
 from meshdsl.errors import ArgumentError
-from meshdsl.training.launchers import process_count
 from meshdsl.training.loop import Run
 from meshdsl.training.metrics import read_metrics
 from meshdsl.training.profile import parse_profile
@@ -206,12 +205,3 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path, capsys, monkeypatch
             main()
         assert ended.value.code == 2
         assert capsys.readouterr().err == f"meshdsl: {message}\n"
-
-
-def test_what_launchers_announce():
-    assert process_count({}) == 1
-    assert process_count({"SLURM_NTASKS": "4"}) == 1  # an allocation, not a task of it
-    assert process_count({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]"}) == 4
-    assert process_count({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}) == 2
-    assert process_count({"JAX_NUM_PROCESSES": "8", "JAX_COORDINATOR_ADDRESS": "a:1", "SLURM_NTASKS": "4"}) == 8
-    assert process_count({"JOB_COMPLETION_INDEX": "0"}) == 0  # jax asks Kubernetes

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from meshdsl.errors import ArgumentError, DeviceError
-from meshdsl.training.launchers import Rank, find_rank, process_count, stated_rank
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.training.launchers import find_rank
+from meshdsl.training.multihost import joined
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("JAX_", "SLURM_", "OMPI_", "PMI_", "LWS_", "TPU_", "WORLD_", "RANK", "JOB_COMPLETION", "KUBERNETES_")
 
 
 AT = {"JAX_COORDINATOR_ADDRESS": "a:1"}
+OMPI_INDEX = "OMPI_COMM_WORLD_RANK"
 OMPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
 PMI = {"PMI_SIZE": "2", "PMI_RANK": "1"}
 TORCH = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
@@ -24,58 +27,37 @@ SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_STEP_NODELIST": "n[1-2
 TPU = {"TPU_WORKER_HOSTNAMES": "h0,h1,h2,h3", "TPU_WORKER_ID": "2"}
 
 
-@pytest.mark.parametrize(("environment", "count", "found"), [
-    ({}, 1, None),
-    ({**AT, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1", "SLURM_PROCID": "0"}, 2, ("a:1", 2, 1)),
-    (SLURM, 4, None),  # jax finds out
-    ({**AT, **SLURM}, 4, ("a:1", 4, 3)),
-    (OMPI, 2, None),
-    ({**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2, ("127.0.0.1:8476", 2, 1)),  # version 5, on one machine
-    ({**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "3.0;tcp://h0:1"}, 2, None),  # version 4
-    ({**AT, **SLURM, **OMPI}, 2, ("a:1", 2, 1)),  # mpirun in an allocation of SLURM
-    ({**SLURM, **PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, 2, ("127.0.0.1:8476", 2, 1)),
-    ({**AT, **OMPI}, 2, ("a:1", 2, 1)),
-    (PMI, 2, None),
-    ({**PMI, "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 2, ("127.0.0.1:8476", 2, 1)),
-    ({**AT, **PMI}, 2, ("a:1", 2, 1)),
-    ({**SLURM, **PMI}, 4, None),  # srun sets both
-    (TORCH, 4, ("n1:29500", 4, 3)),
-    ({**SLURM, **TORCH, "TORCHELASTIC_RUN_ID": "7"}, 4, ("n1:29501", 4, 3)),  # as a task of SLURM; its own store
-    (LWS, 2, ("set-0.set.default:8476", 2, 1)),
-    (TPU, 4, None),
-    ({**TPU, "MEGASCALE_NUM_SLICES": "2"}, 8, None),
-    ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, 1, None),
-    ({"JOB_COMPLETION_INDEX": "0"}, 0, None),
-    ({**AT, "JOB_COMPLETION_INDEX": "0"}, 0, None),
-    ({**AT, "JOB_COMPLETION_INDEX": "1", "JAX_NUM_PROCESSES": "2"}, 2, ("a:1", 2, 1)),
-    ({"WORLD_SIZE": "4"}, 1, None),  # no process of torchrun
-])  # fmt: skip
-def test_number_rank_and_address_are_the_launchers(environment, count, found):
-    stated = stated_rank(environment)
-    assert process_count(environment) == count
-    assert (stated and (stated.address, stated.count, stated.index)) == found
-
-
-@pytest.fixture
-def environment(monkeypatch):
-    """Sets variables of a launcher, and no others."""
-    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
-        monkeypatch.delenv(name)
-    return lambda variables: [monkeypatch.setenv(name, value) for name, value in variables.items()]
-
-
-@pytest.mark.parametrize(("variables", "expected"), [
+@pytest.mark.parametrize(("environment", "found"), [
     ({}, None),
     ({**AT, "JAX_NUM_PROCESSES": "1"}, None),
-    ({**AT, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, ("a:1", 2, 1, "JAX_PROCESS_ID")),
-    ({**SLURM, "SLURM_JOB_ID": "5", "SLURM_LOCALID": "1"}, ("n1:61445", 4, 3, "SLURM_PROCID")),
-    ({**OMPI, "OMPI_MCA_orte_hnp_uri": "8192.0;tcp://10.0.0.1,10.0.0.2:7", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-     ("10.0.0.1:61442", 2, 1, "OMPI_COMM_WORLD_RANK")),
+    ({**AT, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1", "SLURM_PROCID": "0"}, ("a:1", 2, 1, "JAX_PROCESS_ID")),
+    ({**SLURM, "SLURM_JOB_ID": "5"}, ("n1:61445", 4, 3, "SLURM_PROCID")),
+    ({**SLURM, "SLURM_JOB_ID": "5", "SLURM_STEP_NODELIST": "gpu-x07,gpu-y1"}, ("gpu-x07:61445", 4, 3, "SLURM_PROCID")),
+    ({**SLURM, "SLURM_JOB_ID": "4101", "SLURM_STEP_NODELIST": "n[004-7,9],m"}, ("n004:61445", 4, 3, "SLURM_PROCID")),
+    ({**AT, **SLURM}, ("a:1", 4, 3, "SLURM_PROCID")),
+    ({**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ("127.0.0.1:8476", 2, 1, OMPI_INDEX)),  # version 5, on one machine
+    ({**OMPI, "OMPI_MCA_orte_hnp_uri": "8192.0;tcp://10.0.0.1,10.0.0.2:7"}, ("10.0.0.1:61442", 2, 1, OMPI_INDEX)),
+    ({**OMPI, "OMPI_MCA_orte_hnp_uri": "8192.0;tcp6://[fe80::1,2620::2]:4"}, ("[fe80::1]:61442", 2, 1, OMPI_INDEX)),
+    ({**AT, **SLURM, **OMPI}, ("a:1", 2, 1, OMPI_INDEX)),  # mpirun in an allocation of SLURM
+    ({**SLURM, **PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, ("127.0.0.1:8476", 2, 1, "PMI_RANK")),
+    ({**AT, **OMPI}, ("a:1", 2, 1, OMPI_INDEX)),
+    ({**PMI, "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, ("127.0.0.1:8476", 2, 1, "PMI_RANK")),
+    ({**AT, **PMI}, ("a:1", 2, 1, "PMI_RANK")),
+    ({**SLURM, **PMI, "SLURM_JOB_ID": "5"}, ("n1:61445", 4, 3, "SLURM_PROCID")),  # srun sets both
+    (TORCH, ("n1:29500", 4, 3, "RANK")),
+    ({**SLURM, **TORCH, "TORCHELASTIC_RUN_ID": "7"}, ("n1:29501", 4, 3, "RANK")),  # as a task of SLURM; its own store
+    (LWS, ("set-0.set.default:8476", 2, 1, "LWS_WORKER_INDEX")),
+    (TPU, ("h0:8476", 4, 2, "TPU_WORKER_ID")),
+    ({**TPU, "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "m:80"},
+     ("m:8476", 8, 6, "TPU_WORKER_ID")),
+    ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, None),
+    ({"JOB_COMPLETION_INDEX": "0"}, ("", 0, 0, "")),  # jax finds out
+    ({**AT, "JOB_COMPLETION_INDEX": "1", "JAX_NUM_PROCESSES": "2"}, ("a:1", 2, 1, "JOB_COMPLETION_INDEX")),
+    ({"WORLD_SIZE": "4"}, None),  # no process of torchrun
 ])  # fmt: skip
-def test_jax_says_what_the_variables_do_not(environment, variables, expected):
-    environment(variables)
-    found = find_rank()
-    assert (found and (found.address, found.count, found.index, found.variable)) == expected
+def test_number_rank_and_address_are_the_launchers(environment, found):
+    rank = find_rank(environment)
+    assert (rank and (rank.address, rank.count, rank.index, rank.variable)) == found
 
 
 @pytest.mark.parametrize(("variables", "message"), [
@@ -84,23 +66,35 @@ def test_jax_says_what_the_variables_do_not(environment, variables, expected):
     ({**AT, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2: 2 processes have the numbers from 0"),
     ({"JAX_COORDINATOR_ADDRESS": "a", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, "'a' is not the address of pr"),
     (PMI, "MPICH announces 2 processes, and nothing says where they meet; set JAX_COORDINATOR_ADDRESS=host:port of"),
+    (OMPI, "OpenMPI announces 2 processes, and nothing says where they meet; set JAX_COORDINATOR_ADDRESS"),
     (SLURM, "SLURM announces 4 processes, and nothing says where they meet; set JAX_COORDINATOR_ADDRESS"),
-    ({"JOB_COMPLETION_INDEX": "0"}, "Kubernetes announces several processes, .* JAX_NUM_PROCESSES, or install 'jax"),
 ])  # fmt: skip
-def test_processes_that_are_announced_and_cannot_join(environment, variables, message):
-    environment(variables)
+def test_processes_that_are_announced_and_cannot_join(variables, message):
     with pytest.raises((ArgumentError, DeviceError), match=message):
-        find_rank()
+        find_rank(variables)
 
 
-def test_hosts_of_a_tpu_slice_join_without_variables(environment, monkeypatch):
-    environment({})
-    monkeypatch.setattr("jax._src.cloud_tpu_init.running_in_cloud_tpu_vm", True)
-    detected = ["h0:8482", 4, 2, None]
-    monkeypatch.setattr("meshdsl.training.launchers._detect", lambda *_: detected)
-    assert find_rank() == Rank("a Cloud TPU slice", "", "h0:8482", 4, 2)
-    detected[1:3] = 1, 0  # a slice of one host
-    assert find_rank() is None
+@pytest.mark.parametrize("name", ["SLURM", "OpenMPI"])
+def test_addresses_are_those_that_jax_detects(name, monkeypatch):
+    """Its own classes are private; the tests may read them."""
+    from jax._src.clusters.ompi_cluster import OmpiCluster
+    from jax._src.clusters.slurm_cluster import SlurmCluster
+
+    uri = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
+    variables = {"SLURM": {**SLURM, "SLURM_JOB_ID": "123456"}, "OpenMPI": {**OMPI, **uri}}[name]
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    detected = {"SLURM": SlurmCluster, "OpenMPI": OmpiCluster}[name].get_coordinator_address(10, None)
+    assert find_rank(variables).address == detected
+
+
+def test_what_jax_cannot_find_out_is_one_error(monkeypatch):
+    """A job of Kubernetes, without its client or outside of a cluster."""
+    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)
+    rank = find_rank({"JOB_COMPLETION_INDEX": "0"})
+    message = r"a job of Kubernetes, and jax cannot find out .*\n.*install 'jax\[k8s\]'"
+    with pytest.raises(DeviceError, match=message), joined(Mesh(data=2), rank, {}, lambda _: ("", 0), timeout=2):
+        pass
 
 
 def free_port():
