@@ -38,7 +38,7 @@ class Records(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, positions: np.ndarray) -> Batch:
-        """Returns the records at these positions; their number is the first dim of every array."""
+        """Returns the records at these positions, in new arrays; their number is the first dim of every array."""
         ...
 
 
@@ -180,7 +180,8 @@ def describe(batches: Iterable[Any]) -> str:
     records = batches.records
     if isinstance(records, ShuffledRecords):
         return f"batches of {batches.batch}, {len(records.records)} records, seed {records.seed}"
-    return f"batches of {batches.batch}, {type(records).__name__}"
+    count = f"{len(records)} records of " if len(records) < maxsize else ""
+    return f"batches of {batches.batch}, {count}{type(records).__name__}"
 
 
 # ---- Feeds: batches from a step on, placed on devices ----------------------------------------------------------------
@@ -192,7 +193,12 @@ def host_feed(batches: Iterable[Any]) -> Feed:
     """A feed of whole batches, without placement."""
     if isinstance(batches, Batches):
         return lambda done: batches.rows(range(batches.batch), done)
-    return lambda done: islice(iter(batches), done, None)
+    return lambda done: map(_copied, islice(iter(batches), done, None))
+
+
+def _copied(batch: Any) -> Any:
+    """The batch in arrays of its own: it is read ahead, and its maker may use one buffer for all."""
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, batch)
 
 
 def sharded_feed(batches: Iterable[Any], example: Any, shardings: Any) -> "PlacedBatches":

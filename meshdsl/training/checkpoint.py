@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from shutil import disk_usage
@@ -44,7 +45,7 @@ log = logging.getLogger("meshdsl")
 
 State = tuple[Any, ...]
 Facts = Mapping[str, Any]
-_STATE, _FACTS, _FILE = "state", "facts", "facts.json"
+_STATE, _FACTS, _FILE, _SEAL = "state", "facts", "facts.json", "seal"
 _LAST = 15.0  # seconds in which processes complete a save when one of them ends with an error: others may have before
 _UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is being written
 
@@ -153,7 +154,7 @@ class Checkpoints:
             found = json.loads((self.folder / str(step) / _FACTS / _FILE).read_text())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) and found.pop(_SEAL, None) == _seal(found) else {}
 
     def newest_facts(self) -> dict[str, Any]:
         """Return the facts of the newest checkpoint whose facts can be read; nothing if there is none."""
@@ -162,7 +163,8 @@ class Checkpoints:
     def restore_newest(self, state: State) -> tuple[int, State] | None:
         """Return the steps done and the state of the newest checkpoint that is intact; None without checkpoints.
 
-        Damaged ones are renamed to ``damaged-STEP``, with a warning each. All processes have to call this.
+        Damaged ones that are newer are renamed to ``damaged-STEP``, with a warning each; if none is intact, all stay as
+        they are. All processes have to call this.
 
         Args:
           state: arrays or shapes of the state. Their shardings are those of the result, so a checkpoint of one mesh
@@ -173,15 +175,19 @@ class Checkpoints:
           CheckpointError: none is intact.
         """
         self.wait()
-        steps = self._steps
-        for step in steps:
+        damaged: list[tuple[int, str]] = []
+        for step in self._steps:
             fault, found = self._restore(step, state)
             if not fault:
+                for each in damaged:
+                    self._set_aside(*each)
                 return step, cast(State, found)
-            self._set_aside(step, fault)
-        if steps:
+            damaged.append((step, fault))
+        if damaged:
+            rows = [f"after step {step}: {fault}" for step, fault in damaged]
+            title = f"no checkpoint in {self.folder} is intact, or none can be read now:"
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is intact, and all are set aside: run it again to start from step 0"
+                faults(title, rows, "run it again if the storage failed; start from step 0 elsewhere")
             )
         return None
 
@@ -217,7 +223,7 @@ class Checkpoints:
         except (ArgumentError, MemoryError, jax.errors.JaxRuntimeError):  # the devices' fault, not the checkpoint's
             raise
         except Exception as error:  # of whatever library reads the files
-            fault = first_line(error) or type(error).__name__
+            fault = first_line(error).partition(" [tensorstore_spec")[0] or type(error).__name__
         saved = self.facts(step).get("digests")
         if not fault and not saved:
             fault = "its digests cannot be read"
@@ -266,6 +272,11 @@ class Checkpoints:
         if size > free:
             has = f"{self.folder} has {bytes_text(free)} free"
             raise CheckpointError(f"{has}, and a checkpoint needs {bytes_text(size)}: {MAKE_ROOM}")
+
+
+def _seal(facts: Facts) -> str:
+    """What shows that facts are those that were written."""
+    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _type(x: Any) -> str:
@@ -319,7 +330,8 @@ class _FactsHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         if jax.process_index() == 0:
             if args.publish is not None:
                 args.publish()
-            (directory / _FILE).write_text(json.dumps({**args.facts, "digests": digests}))
+            content = {**args.facts, "digests": digests}
+            (directory / _FILE).write_text(json.dumps({**content, _SEAL: _seal(content)}))
 
 
 @ocp.args.register_with_handler(_FactsHandler, for_save=True)

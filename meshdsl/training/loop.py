@@ -201,7 +201,8 @@ class Run:
       units: number of these in a step.
       keep: number of checkpoints to keep.
       keep_every: checkpoints after multiples of this many steps are kept as well.
-      only_finite: whether a loss or a state with NaNs or infinities ends the run.
+      stops_on_nan: whether a loss that is NaN or infinite ends the run.
+      saves_non_finite: whether to save states with NaNs or infinities; otherwise they end the run.
       facts: what checkpoints say of the run, as JSON.
       sink: steps in one dispatch; it divides ``save_every`` and ``evaluate_every``.
       measures_sink: whether so many are taken in one dispatch only if the first steps show that this is faster.
@@ -220,7 +221,8 @@ class Run:
     units: int = 1
     keep: int = 2
     keep_every: int | None = None
-    only_finite: bool = True
+    stops_on_nan: bool = True
+    saves_non_finite: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     bucket: str = ""
     sink: int = 1
@@ -256,7 +258,7 @@ class Run:
         """Opens the checkpoints."""
         publish = Mirror(self.folder, self.bucket).publish if self.bucket else None
         folder = epath.Path(self.place) / CHECKPOINTS
-        return Checkpoints(folder, self.keep, self.keep_every, self.facts, self.only_finite, publish)
+        return Checkpoints(folder, self.keep, self.keep_every, self.facts, not self.saves_non_finite, publish)
 
 
 @dataclass(frozen=True)
@@ -334,6 +336,7 @@ class _Loop:
         self._first = self.done + 1
         self._unread: tuple[int, Any] | None = None  # number of steps of the last dispatch, and their losses
         self._loss = math.nan  # the last one that was read
+        self._is_finite = True  # whether the last one that was recorded is
         self._called: set[int] = set()  # numbers of steps in one dispatch, so that the next one does not compile
         self._times, self._memory, self._recent = StepTimes(), DeviceMemory(), RecentLosses()
         self._profile = Profile(self.run.folder / PROFILE, self.run.profile if _is_first() else None)
@@ -457,7 +460,10 @@ class _Loop:
             self.bar.note(f"step {number:5d}   training loss {loss:.3f}: a spike, the recent median is {usual:.3f}")
         self.record.step(number, loss, **more)
         self.bar.advance(loss, self.run.units)
-        if self.run.only_finite and not math.isfinite(loss):
+        before, self._is_finite = self._is_finite, math.isfinite(loss)
+        if not self._is_finite and before and not self.run.stops_on_nan:
+            self.bar.note(f"step {number:5d}   the loss or the state is not finite")
+        if not self._is_finite and self.run.stops_on_nan:
             self.checkpoints.wait()  # a state before this loss that is not finite is the cause, and no checkpoint
             newest = self.checkpoints.newest
             kept = f"the newest checkpoint is after step {newest}" if newest else "there is no checkpoint"

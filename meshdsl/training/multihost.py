@@ -105,7 +105,7 @@ def _detect(mesh: Mesh, rank: Rank, timeout: float) -> None:
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         remedy = "install 'jax[k8s]'" if "Kubernetes" in rank.launcher else "TPU_SKIP_MDS_QUERY=1 trains here alone"
         raise DeviceError(
-            f"this is of {rank.launcher}, and jax cannot find out who the others are: {error}\n"
+            f"this process belongs to {rank.launcher}, and jax cannot find out who the others are: {error}\n"
             f"set {ADDRESS}=host:port of process 0, {COUNT} and {INDEX}, or {remedy}"
         ) from error
     _share(mesh, jax.process_count())

@@ -249,7 +249,7 @@ def skipping(program: Program) -> Program:
         floats = [x for x in jax.tree.leaves((after, loss)) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
         bad = sum(jnp.sum(~jnp.isfinite(x), dtype=jnp.int32) for x in floats)
         kept = jax.tree.map(lambda new, old: jnp.where(bad == 0, new, old), tuple(after), args[:-1])
-        return (*kept, loss)
+        return (*kept, jnp.where(bad == 0, loss, jnp.nan))  # so that steps that change nothing are seen
 
     return replace(program, step=step)
 

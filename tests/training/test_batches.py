@@ -178,3 +178,14 @@ def test_an_item_waits_for_those_that_may_be_needed_after_it():
             next(batches)
         go_on.set()
         assert [*batches] == [*range(1, 9)]
+
+
+def test_batches_that_are_read_ahead_may_share_one_buffer():
+    def batches():
+        buffer = np.zeros(1)
+        for number in range(6):
+            buffer[:] = number
+            yield {"x": buffer}
+
+    with ReadAhead(host_feed(batches())(1)) as ahead:
+        assert [float(batch["x"][0]) for batch in ahead] == [1, 2, 3, 4, 5]

@@ -194,9 +194,21 @@ def test_steps_that_are_not_finite_are_skipped(tmp_path):
         return after, key, jnp.where(batch["x"][0, 0] > 0, value, jnp.inf)
 
     other = md.Program(**{**vars(program), "step": spoilt})
-    outcome = Session(skipping(other), md.Mesh.parse("data=4,model=2")).train(Run(12, tmp_path, only_finite=False))
+    outcome = Session(skipping(other), md.Mesh.parse("data=4,model=2")).train(Run(12, tmp_path, stops_on_nan=False))
     kept = [value for value in outcome.history.losses if math.isfinite(value)]
     assert outcome.done == 12 and 2 < len(kept) < 10 and kept[-1] < kept[0]
+
+
+def test_a_step_whose_state_alone_is_not_finite_is_seen_to_be_skipped(tmp_path, capsys):
+    def spoilt(w, key, batch):
+        after, key, value = program.step(w, key, batch)
+        return jnp.where(batch["x"][0, 0] > 0, after, jnp.inf), key, value
+
+    other = md.Program(**{**vars(program), "step": spoilt})
+    run = Run(12, tmp_path, stops_on_nan=False)
+    outcome = Session(skipping(other), md.Mesh.parse("data=4,model=2")).train(run)
+    assert 2 < sum(map(math.isnan, outcome.history.losses)) < 10
+    assert "the loss or the state is not finite" in capsys.readouterr().out
 
 
 def test_the_command_skips_what_is_not_finite_and_goes_on(tmp_path, monkeypatch):
