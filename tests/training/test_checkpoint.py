@@ -324,9 +324,7 @@ def test_nothing_starts_from_the_beginning_because_all_is_damaged(saved):
         flip_a_byte(saved / step)
     with Checkpoints(saved) as checkpoints:
         for _ in range(2):
-            with pytest.raises(
-                CheckpointError, match="is intact, or none can be read now:\n  after step 20: .*\n  aft"
-            ):
+            with pytest.raises(CheckpointError, match=r"none can be read now:\n  after step 20: .*\n  after step 10"):
                 checkpoints.restore_newest(SHAPES)
     assert {"10", "20"} <= {each.name for each in saved.iterdir()}
 
