@@ -102,7 +102,7 @@ def train(
         typer.Option(min=1, help="fewest processes to go on with when some cannot be restarted; default: all"),
     ] = None,
     grow_after: Annotated[
-        float, typer.Option(min=0, help="seconds until all processes are tried again; doubled when that fails")
+        float, typer.Option(min=1, help="seconds until all processes are tried again; doubled when that fails")
     ] = 600.0,
     hang_timeout: Annotated[
         float | None,

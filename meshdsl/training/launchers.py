@@ -49,9 +49,9 @@ class Launcher:
         if not self.count:
             return 0
         if self.lists_hosts:
-            slices = _number(environment, _SLICES, "a number of slices") if _SLICES in environment else 1
+            slices = _number(environment, _SLICES, "a number of slices", 1) if _SLICES in environment else 1
             return (environment[self.count].count(",") + 1) * slices
-        return _number(environment, self.count, "a number of processes")
+        return _number(environment, self.count, "a number of processes", 1)
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Rank:
         return host.strip("[]"), int(port)
 
 
-def _number(environment: Environment, variable: str, what: str) -> int:
+def _number(environment: Environment, variable: str, what: str, least: int = 0) -> int:
     text = environment[variable]
-    if not text.isdigit():
+    if not text.isdecimal() or int(text) < least:
         raise ArgumentError(f"{variable}={text!r} is not {what}: correct it, or unset it")
     return int(text)
 
@@ -129,18 +129,22 @@ def _of_worker_set(environment: Environment) -> str:
 
 
 _TPU = "a Cloud TPU slice"
+_JAX = "JAX_NUM_PROCESSES", COUNT, INDEX
 _MPICH = "MPICH", "PMI_SIZE", "PMI_RANK"
-LAUNCHERS = (  # those of tasks before SLURM, in whose tasks they may run
-    Launcher("JAX_NUM_PROCESSES", COUNT, INDEX, ADDRESS, lambda environment: environment[ADDRESS]),
+_TORCH = "a launcher of torch", "WORLD_SIZE", "RANK"
+LAUNCHERS = (  # those of tasks before SLURM, in whose tasks they may run; last what lacks an address or a number
+    Launcher(*_JAX, ADDRESS, lambda environment: environment[ADDRESS]),
     Launcher("torchrun", "WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", _of_torch),
     Launcher("OpenMPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", _of_openmpi),
     Launcher(*_MPICH, "MPI_LOCALRANKID", _on_one_machine("PMI_SIZE", "MPI_LOCALNRANKS")),
     Launcher("SLURM", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST", _of_slurm),
     Launcher(*_MPICH, "PMI_RANK"),
-    Launcher("a launcher of torch", "WORLD_SIZE", "RANK", "RANK", _of_torch),
+    Launcher(*_TORCH, "RANK", _of_torch),
     Launcher("a LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", _of_worker_set),
     Launcher(_TPU, "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "TPU_WORKER_ID", _of_tpu, lists_hosts=True),
     Launcher("a job of Kubernetes", "", "JOB_COMPLETION_INDEX", "JOB_COMPLETION_INDEX"),
+    Launcher(*_JAX, COUNT),
+    Launcher(*_TORCH, "MASTER_ADDR", _of_torch),
 )
 
 
@@ -155,7 +159,7 @@ def find_rank(environment: Environment = os.environ) -> Rank | None:
 
     Raises:
       ArgumentError: a variable has a wrong number, or no address.
-      DeviceError: several processes are announced, and nothing says where they meet.
+      DeviceError: several processes are announced, and nothing says where they meet, or which one this is.
     """
     found = launcher(environment)
     if found is None:
@@ -167,10 +171,15 @@ def find_rank(environment: Environment = os.environ) -> Rank | None:
         return Rank(found.name, "", "", 0, 0)
     address = environment.get(ADDRESS) or found.address(environment)
     variable = _index_variable(environment)
-    if not (address and variable):
+    if not address:
         raise DeviceError(
             f"{found.name} announces {count} processes, and nothing says where they meet; "
             f"set {ADDRESS}=host:port of process 0 for all"
+        )
+    if not variable:
+        raise DeviceError(
+            f"{found.name} announces {count} processes, and nothing says which one this is; "
+            f"set {found.index} to its number, from 0 to {count - 1}"
         )
     index = _number(environment, variable, "the number of a process")
     if found.lists_hosts and _SLICE in environment:
@@ -178,7 +187,7 @@ def find_rank(environment: Environment = os.environ) -> Rank | None:
         index += hosts * _number(environment, _SLICE, "the number of a slice")
     if index >= count:
         raise ArgumentError(f"{variable}={index}: {count} processes have the numbers from 0 on")
-    if not address.rpartition(":")[2].isdigit():
+    if not address.rpartition(":")[2].isdecimal():
         raise ArgumentError(f"{address!r} is not the address of process 0: write host:port")
     return Rank(found.name, variable, address, count, index)
 

@@ -14,7 +14,7 @@ from meshdsl.errors import LayoutError
 from meshdsl.layouts.mesh import Mesh
 
 Plannable = Callable[[int], int]
-_LONGEST = 6 * 3600.0  # seconds between two attempts to start all
+_SHORTEST, _LONGEST = 1.0, 6 * 3600.0  # seconds between two attempts to start all, once one has failed
 
 
 class Members:
@@ -89,7 +89,7 @@ class Members:
         return True
 
     def _end_growth(self) -> None:
-        self._before, self.wait = (), min(2 * self.wait, _LONGEST)
+        self._before, self.wait = (), min(2 * max(self.wait, _SHORTEST), _LONGEST)
 
     # ---- For another supervisor that goes on ----
 

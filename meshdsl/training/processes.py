@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -113,6 +113,7 @@ class Processes:
         self._asked, self._deadline = 0.0, math.inf
         own = [slot for slot in launch.present if slot // command.each == host]
         self._processes = {slot: self._start(slot) for slot in own}
+        self._groups = [process.pid for process in self._processes.values()]  # that have not been killed
 
     def end(self, kind: signal.Signals) -> None:
         """Sends a signal to those that run."""
@@ -127,12 +128,18 @@ class Processes:
         self._asked, self._deadline = time.monotonic(), time.monotonic() + self._command.grace
         self.end(signal.SIGTERM)
 
+    def kill_now(self) -> None:
+        """Kills them and what they have started, also of those that have ended; it does not wait."""
+        while self._groups:
+            with suppress(ProcessLookupError, PermissionError):  # all have ended, as Linux and macOS say it
+                os.killpg(self._groups.pop(), signal.SIGKILL)
+
     def kill(self, stacks: bool = False) -> None:
         """Ends them, after they have written the stacks of their threads."""
         if stacks:
             self.end(STACKS)
             time.sleep(_WRITING)
-        self.end(signal.SIGKILL)
+        self.kill_now()
         for process in self._processes.values():
             process.wait()
 
@@ -156,6 +163,7 @@ class Processes:
             self.kill()
             return min((self._failure(slot, time.monotonic() - since) for slot in failed), key=lambda end: end.rank)
         if not running:
+            self.kill()  # what they have started
             stopped = any(process.returncode for process in self._processes.values())
             return End(STOPPED if stopped else 0, after=time.monotonic() - self._asked if is_stopping else 0.0)
         if time.monotonic() > self._deadline:
@@ -184,8 +192,8 @@ class Processes:
             own[DEVICES] = ",".join(str(first + i) for i in range(devices))
         if launch.again:
             own[PLANNED_FILE] = str(plan_file(command.folder, launch.mesh))
-        place, mode = command.folder / f"process-{index}.log", "a" if launch.again else "w"
-        with nullcontext() if index == 0 else place.open(mode) as log:
+        place = command.folder / f"process-{index}.log"
+        with nullcontext() if index == 0 else place.open("a") as log:
             return subprocess.Popen(
                 [sys.executable, *arguments],
                 env={**os.environ, **own},
@@ -212,9 +220,13 @@ class Machine:
         self.received = 0
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handles a signal."""
-        self.received = number
-        if self._processes is not None:
+        """Handles a signal; Ctrl-C after another one ends the processes at once."""
+        at_once, self.received = bool(self.received) and number == signal.SIGINT, number
+        if self._processes is None:
+            return
+        if at_once:
+            self._processes.kill_now()
+        else:
             self._processes.stop()
 
     def launch(self, launch: Launch) -> Processes | None:

@@ -83,6 +83,15 @@ def test_all_are_tried_again_at_growing_intervals():
     assert (who.present, who.wait, who.is_growing, who.may_grow) == ((0, 1), 10.0, False, False)
 
 
+def test_growth_that_fails_is_tried_later_and_later_also_when_it_was_first_tried_at_once():
+    who, _ = members(2, 1, wait=0.0)
+    assert who.lost({1}, up_to(1))
+    for wait in (0.0, 2.0, 4.0):
+        assert who.wait == wait
+        who.grow((0, 1))
+        assert who.failed(1, never) and who.present == (0,)
+
+
 def test_processes_of_a_machine_that_is_gone_have_no_second_chance():
     who, clock = members(6, 2)
     assert who.lost({2, 3}, up_to(6)) and who.present == (0, 1, 4, 5)

@@ -54,6 +54,9 @@ TPU = {"TPU_WORKER_HOSTNAMES": "h0,h1,h2,h3", "TPU_WORKER_ID": "2"}
     ({"JOB_COMPLETION_INDEX": "0"}, ("", 0, 0, "")),  # jax finds out
     ({**AT, "JOB_COMPLETION_INDEX": "1", "JAX_NUM_PROCESSES": "2"}, ("a:1", 2, 1, "JOB_COMPLETION_INDEX")),
     ({"WORLD_SIZE": "4"}, None),  # no process of torchrun
+    ({"JAX_NUM_PROCESSES": "2", **SLURM, "SLURM_JOB_ID": "5"}, ("n1:61445", 4, 3, "SLURM_PROCID")),
+    ({"JAX_NUM_PROCESSES": "1"}, None),
+    ({**AT, "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "RANK": "1"}, ("a:1", 2, 1, "RANK")),
 ])  # fmt: skip
 def test_number_rank_and_address_are_the_launchers(environment, found):
     rank = find_rank(environment)
@@ -68,6 +71,13 @@ def test_number_rank_and_address_are_the_launchers(environment, found):
     (PMI, "MPICH announces 2 processes, and nothing says where they meet; set JAX_COORDINATOR_ADDRESS=host:port of"),
     (OMPI, "OpenMPI announces 2 processes, and nothing says where they meet; set JAX_COORDINATOR_ADDRESS"),
     (SLURM, "SLURM announces 4 processes, and nothing says where they meet; set JAX_COORDINATOR_ADDRESS"),
+    ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES announces 2 processes, and nothing says wh"),
+    ({**AT, "JAX_NUM_PROCESSES": "2"}, "and nothing says which one this is; set JAX_PROCESS_ID to its number, from "),
+    ({**AT, "JAX_NUM_PROCESSES": "0"}, "JAX_NUM_PROCESSES='0' is not a number of processes: correct it, or unset it"),
+    ({**AT, "JAX_NUM_PROCESSES": "\u00b2"}, "JAX_NUM_PROCESSES='\u00b2' is not a number of processes"),
+    ({name: value for name, value in TORCH.items() if name != "RANK"}, "this is; set RANK to its number, from 0 to 3"),
+    ({"WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "x"}, "MASTER_PORT='x' is not a port"),
+    ({"WORLD_SIZE": "4", "RANK": "3"}, "a launcher of torch announces 4 processes, and nothing says where they meet"),
 ])  # fmt: skip
 def test_processes_that_are_announced_and_cannot_join(variables, message):
     with pytest.raises((ArgumentError, DeviceError), match=message):

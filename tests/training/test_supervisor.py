@@ -5,12 +5,14 @@ import signal
 import time
 
 import numpy as np
+import pytest
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.contingency import Contingency, plan_file
 from meshdsl.training.events import downtimes, read_events
+from meshdsl.training.folder import is_alive
 from meshdsl.training.leader import Repeats, Supervision
-from meshdsl.training.processes import PLANNED_FILE, Command
+from meshdsl.training.processes import KILLED, PLANNED_FILE, Command, Launch, Machine
 from meshdsl.training.progress import Patience
 from meshdsl.training.supervisor import start
 from tests.training.test_command import LONG, losses, run, saved, started, wait_for_a_checkpoint
@@ -27,6 +29,44 @@ def test_one_process_that_is_killed_is_started_again(tmp_path, capfd):
     said = capfd.readouterr().err
     assert "process 0 of 1 ended with status -9" in said and "restart 1 of at most 1 per hour" in said
     assert "process 0 of 1 ended with status -9, the others were ended: " in said.splitlines()[-1]  # its downtime
+
+
+def wait_until(holds):
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("ends", "status"), [("sys.exit(0)", 0), ("os.kill(os.getpid(), 9)", 1)])
+def test_what_a_process_has_started_ends_with_it(tmp_path, ends, status):
+    """As the workers of a data loader, which do not see that it has ended."""
+    file = tmp_path / "worker"
+    code = f"import os, subprocess, sys; open({str(file)!r}, 'w').write(str(subprocess.Popen(['sleep', '300']).pid))"
+    assert start(command(f"{code}; {ends}", tmp_path)) == status
+    wait_until(lambda: not is_alive(int(file.read_text())))
+
+
+def test_a_second_interrupt_ends_at_once_what_does_not_end(tmp_path):
+    ready = tmp_path / "ready"
+    ignores = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(300)"
+    machine = Machine(command(ignores, tmp_path), 0)
+    processes = machine.launch(Launch(1, (0,), Mesh(data=1), "", False))
+    try:
+        wait_until(ready.exists)
+        machine.receive(signal.SIGINT, None)
+        assert processes.ended() is None
+        machine.receive(signal.SIGINT, None)
+        wait_until(lambda: (end := processes.ended()) is not None and end.status == KILLED)
+    finally:
+        machine.kill()
+    assert machine.received == signal.SIGINT
+
+
+def test_the_log_of_a_process_is_appended_to_by_the_next_command(tmp_path):
+    for _ in range(2):
+        assert start(command("print('here')", tmp_path, 2)) == 0
+    assert (tmp_path / "process-1.log").read_text() == "here\nhere\n"
 
 
 def test_a_process_that_does_not_reach_its_first_step_hangs(tmp_path, capfd):
