@@ -4,8 +4,10 @@
     {"time": 1764146830.3, "event": "launch", "mesh": "data=4,model=2", "processes": 2}
     {"time": 1764146834.0, "event": "joined", ...}     and then: planned, restored, compiled, first step
 
-The file is only appended to, a line at a time: by the first process of a run, and by its supervisor. Both are on one
-machine, so lines are whole and in order.
+The file is only appended to, a line at a time: by the first process of a run, and by the supervisor that leads it. On
+one machine, lines are whole and in order. On two, which are those of a run whose first process is not on the leader's
+machine, times are by the clock of each, and a network file system may spoil lines that both write in the same instant:
+those that are not whole are not read.
 """
 
 import json

@@ -115,7 +115,7 @@ def check_free(folder: Path | str) -> None:
 
 def _check_free(folder: Path | str, content: bytes | None) -> None:
     holder = _holder(content)
-    quiet = max(0.0, time.time() - float(holder.get("seen", 0)))
+    quiet = max(0.0, time.time() - holder.get("seen", 0.0))
     if not holder or quiet > STALE or (_is_here(holder) and not _is_running(holder)):
         return
     who = f"process {holder.get('pid')} on {holder.get('host')}, seen {seconds_text(quiet)} ago"
@@ -200,12 +200,12 @@ def _appears(folder: Path | str, token: str) -> bool:
 
 
 def _holder(content: bytes | None) -> dict[str, Any]:
-    """What a lock says of its holder; nothing if there is none."""
+    """What a lock says of its holder; nothing if there is none, or if it does not say when the holder was seen."""
     try:
         found = json.loads(content or b"")
-    except ValueError:
+        return {**found, "seen": float(found["seen"]), "pid": int(found["pid"])}
+    except (ValueError, TypeError, KeyError, OverflowError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _this_process() -> dict[str, Any]:

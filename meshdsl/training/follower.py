@@ -3,7 +3,6 @@
 import sys
 import time
 
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.hosts import HALT, QUIT, RUN, STACKS, STOP, WORKING, Hosts, Order
 from meshdsl.training.processes import KILLED, Command, End, Launch, Machine, Processes
 from meshdsl.util.exit_status import STOPPED
@@ -70,7 +69,7 @@ class Follower:
 
     def _start(self, order: Order) -> None:
         self._machine.kill()
-        mesh = Mesh.parse(order.mesh, self._command.mesh.topology if self._command.mesh.states_topology else None)
+        mesh = self._command.parse(order.mesh)
         self.launch = Launch(order.number, order.present, mesh, order.address, order.again)
         self._hosts.report(state=WORKING, number=order.number, end=None)
         own = self._slots(order.present)

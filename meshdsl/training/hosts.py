@@ -237,9 +237,21 @@ class Hosts:
         return self.is_silent(leader) and knowing[:1] == [self.rank]
 
     def give(self, order: Order) -> None:
-        """Gives an order; this machine is the leader."""
+        """Gives an order; this machine is the leader.
+
+        Raises:
+          CutOff: it could not be written for so long that the others soon go on without this machine.
+        """
         self.report(state=WORKING, number=order.number, **({"end": None} if order.do == RUN else {}))
-        _write(self.folder / _ORDERS, asdict(order))
+        end = self._clock() + self.timeout / 2
+        while True:
+            try:
+                _write(self.folder / _ORDERS, asdict(order))
+                break
+            except OSError as error:
+                if self._clock() >= min(end, self._wrote + self.timeout / 2):
+                    raise CutOff from error
+                time.sleep(_LOOK)
         self._order = order
 
     def gather(self, seconds: float, is_stopped: Callable[[], bool]) -> bool:

@@ -61,6 +61,7 @@ class Leader:
         self._repeats = Repeats()
         self._grows = False  # whether the last launch was stopped to start more
         self._launch: Launch | None = None
+        self._ordered = QUIT  # last, of the other machines
         self._number = self._events = 0  # of launches, and of events before this one led
 
     def run(self) -> int:
@@ -82,7 +83,8 @@ class Leader:
         self._members.restore(order.memory)
         self._failures = [time.monotonic()] * order.memory["failures"]
         self._repeats.worked = order.memory["worked"]
-        self._meshes[len(launch.present)], self._launch = launch.mesh, launch
+        self._meshes |= {int(count): self._command.parse(mesh) for count, mesh in order.memory["meshes"].items()}
+        self._launch = launch
         crew = Crew(self._command, launch, own, self._hosts, self._give)
         left = self._hosts.has_left(order.leader)
         end = crew.halted()
@@ -135,7 +137,7 @@ class Leader:
                 stepped = True
                 self._members.stepped()
                 self._repeats.worked = True
-                self._give(RUN)  # with what the next leader has to know now
+                self._give(self._ordered)  # with what the next leader has to know now
             if self._machine.received or grows:  # they have the time of grace
                 continue
             silence, allowed = progress.silence() if self._supervision.sees_hangs else (0.0, 0.0)
@@ -177,11 +179,14 @@ class Leader:
 
     def _give(self, do: str, status: int = 0) -> None:
         """Gives an order to the other machines, if there are any."""
+        self._ordered = do
         if self._hosts is None:
             return
         order = Order(self._number, self._hosts.rank, do, status=status)
         if self._launch is not None:
-            memory = {**self._members.memory, "failures": len(self._failures), "worked": self._repeats.worked}
+            meshes = {str(count): str(mesh) for count, mesh in self._meshes.items()}
+            counted = {"failures": len(self._failures), "worked": self._repeats.worked, "meshes": meshes}
+            memory = {**self._members.memory, **counted}
             at = self._launch
             order = replace(
                 order, present=at.present, mesh=str(at.mesh), address=at.address, again=at.again, memory=memory

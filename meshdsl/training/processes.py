@@ -50,6 +50,10 @@ class Command:
         """The number of all processes."""
         return self.hosts * self.each
 
+    def parse(self, mesh: str) -> Mesh:
+        """A mesh of fewer processes, as its text in an order says, with the topology of the command."""
+        return Mesh.parse(mesh, self.mesh.topology if self.mesh.states_topology else None)
+
 
 @dataclass(frozen=True)
 class Launch:

@@ -100,6 +100,8 @@ def test_a_lock_is_lost_only_to_another_run(tmp_path, monkeypatch):
     ({"namespace": "another"}, False),  # or on this one
     ({"started": "1"}, True),  # its number is of another process by now
     ({"pid": 2**22 + 1}, True),
+    ({"seen": None}, True),  # no lock of a run
+    ({"seen": "now", "host": "another"}, True),
     (None, True),
 ])  # fmt: skip
 def test_a_holder_that_is_gone(tmp_path, holder, free):

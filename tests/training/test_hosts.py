@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 
 from meshdsl.errors import DeviceError
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.training import leader as leading
+from meshdsl.training.crew import Crew
 from meshdsl.training.events import downtimes, read_events
-from meshdsl.training.hosts import HALT, LEFT, QUIT, RUN, WORKING, CutOff, Hosts, Order
-from meshdsl.training.processes import End
+from meshdsl.training.hosts import HALT, LEFT, QUIT, RUN, STOP, WORKING, CutOff, Hosts, Order
+from meshdsl.training.leader import Leader, Supervision
+from meshdsl.training.processes import Command, End, Launch, Machine
+from meshdsl.training.progress import Progress
+from meshdsl.util.exit_status import STOPPED
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,6 +107,77 @@ def test_a_machine_that_cannot_write_ends_before_the_others_go_on_without_it(tmp
     beat(0, seconds=5)
     with pytest.raises(CutOff):
         beat(0)
+
+
+def test_an_order_is_written_again_until_the_others_soon_go_on(tmp_path, monkeypatch):
+    (first, second), beat = group(tmp_path, 2)
+    beat(0, 1, seconds=2)
+    place, waits = first.folder / "orders.json", []
+    place.mkdir()
+
+    def sleep(_):
+        waits.append(beat(0, 1))
+        if len(waits) == 3:
+            place.rmdir()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    first.give(Order(1, 0, RUN))
+    beat(0, 1)
+    assert len(waits) == 3 and second.order == Order(1, 0, RUN)
+    place.unlink()
+    place.mkdir()
+    with pytest.raises(CutOff):
+        first.give(Order(1, 0, STOP))
+    assert len(waits) == 3 + 5 and first.order == Order(1, 0, RUN)
+
+
+def leader_of(hosts, folder):
+    """One that leads two machines with two processes each."""
+    command = Command((), Mesh(data=4), 2, 2, folder, 1.0)
+    machine = Machine(command, hosts.rank)
+    machine.launch = lambda _: None
+    return Leader(command, Supervision(least=1), machine, hosts)
+
+
+def test_what_is_ordered_stays_so_at_the_first_step(tmp_path, monkeypatch):
+    (first, _), beat = group(tmp_path, 2)
+    beat(0, 1, seconds=2)
+
+    class Stopped:
+        """Told to stop before its first step was seen."""
+
+        def __init__(self, command, launch, own, hosts, give):
+            self.give, self.ends = give, iter((None, End(STOPPED)))
+
+        def ended(self):
+            self.give(STOP)
+            return next(self.ends)
+
+    monkeypatch.setattr(leading, "Crew", Stopped)
+    monkeypatch.setattr(Progress, "has_stepped", True)
+    gave = []
+    monkeypatch.setattr(first, "give", gave.append)
+    leader_of(first, tmp_path)._run_once()
+    assert [(order.do, order.memory["worked"]) for order in gave] == [
+        (RUN, False),
+        (STOP, False),
+        (STOP, True),
+        (STOP, True),
+    ]
+
+
+def test_the_next_leader_has_the_meshes_of_the_one_before(tmp_path, monkeypatch):
+    (first, second), beat = group(tmp_path, 2)
+    beat(0, 1, seconds=2)
+    launch = Launch(0, (0, 1, 2, 3), Mesh(data=4), "a:1", False)
+    before, after = leader_of(first, tmp_path), leader_of(second, tmp_path)
+    before._meshes[3], before._launch = Mesh(data=3), launch
+    before._give(RUN)
+    beat(0, 1)
+    monkeypatch.setattr(Crew, "halted", lambda _: End(1))
+    monkeypatch.setattr(Leader, "_run_on", lambda *_: End(0))
+    assert after.succeed(launch, None) == 0
+    assert after._meshes == {3: Mesh(data=3), 4: Mesh(data=4)} and after._plannable(3) == 3
 
 
 def test_machines_that_do_not_come(tmp_path, monkeypatch):
