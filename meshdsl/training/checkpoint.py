@@ -187,7 +187,7 @@ class Checkpoints:
             rows = [f"after step {step}: {fault}" for step, fault in damaged]
             title = f"no checkpoint in {self.folder} is intact, or none can be read now:"
             raise CheckpointError(
-                faults(title, rows, "run it again if the storage failed; start from step 0 elsewhere")
+                faults(title, rows, "run it again if the storage failed; --folder names another place to start anew")
             )
         return None
 

@@ -26,7 +26,7 @@ class Supervision:
       restarts: most restarts within an hour, of all processes together.
       least: fewest processes to go on with; None: all.
       grow_after: seconds of training with fewer after which all are tried again; doubled when that fails.
-      patience: when they hang; without restarts only if it states the time of a step.
+      patience: when they hang.
       gathering: seconds in which the supervisors of several machines have to come together.
     """
 
@@ -35,11 +35,6 @@ class Supervision:
     grow_after: float = 600.0
     patience: Patience = field(default_factory=Patience)
     gathering: float = 300.0
-
-    @property
-    def sees_hangs(self) -> bool:
-        """Whether processes that hang are ended."""
-        return self.restarts > 0 or self.patience.step is not None
 
 
 class Leader:
@@ -140,7 +135,7 @@ class Leader:
                 self._give(self._ordered)  # with what the next leader has to know now
             if self._machine.received or grows:  # they have the time of grace
                 continue
-            silence, allowed = progress.silence() if self._supervision.sees_hangs else (0.0, 0.0)
+            silence, allowed = progress.silence()
             if silence > allowed:
                 fault = f"no step was done for {allowed:.3g} s; the processes wrote their stacks"
                 end = replace(crew.halted(stacks=True, fault=fault), after=silence)
