@@ -17,7 +17,7 @@ export PYTHONPATH := .
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/evidence/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes fuzz-files chaos pipelines ray strategies predictions targets measured bench-planner data dist clean
+.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes fuzz-files chaos pipelines ray slurm strategies predictions targets measured bench-planner data dist clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -74,6 +74,9 @@ fuzz-files: $(VENV)/ready  ## read mutated plan, topology and schedule files, 2,
 
 pipelines: $(VENV)/ready  ## run pipelines of every schedule on up to 8 devices, all 1,600 cases if not told otherwise; LIMIT=200 SEED=7
 	$(EIGHT) $(RUN) -m tests.pipelining.sweep $(if $(LIMIT),--limit $(LIMIT)) $(if $(SEED),--seed $(SEED)) $(if $(SKIP),--skip $(SKIP))
+
+slurm: $(VENV)/ready  ## train under a SLURM of one node, which has to be installed
+	MESHDSL_SLURM=1 $(RUN) -m pytest -q tests/training/test_launchers.py
 
 ray: .venv/ray/ready  ## run the tests of the examples for Ray
 	.venv/ray/bin/python -m pytest $(FLAGS) tests/training/test_ray.py
