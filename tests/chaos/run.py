@@ -125,16 +125,15 @@ class Disturbed:
 
     def stuck(self) -> None:
         """One process waits in its input, until the hang is seen."""
-        before = self.pids()
-        file = self.folder / f"wait-{self.rng.choice(list(before))}"
-        file.touch()
-        self.wait("the processes that hang are ended", lambda: not set(before.values()) & set(self.pids().values()))
-        file.unlink()
+        self._spoil_input("wait")
 
     def raised(self) -> None:
         """The input of one process raises."""
+        self._spoil_input("raise")
+
+    def _spoil_input(self, how: str) -> None:
         before = self.pids()
-        file = self.folder / f"raise-{self.rng.choice(list(before))}"
+        file = self.folder / f"{how}-{self.rng.choice(list(before))}"
         file.touch()
         self.wait("the processes are ended", lambda: not set(before.values()) & set(self.pids().values()))
         file.unlink()

@@ -38,7 +38,6 @@ def test_every_fault_and_growth_has_its_downtime():
         (900.0, "stop", {"what": "stopped", "after": 3.0}),
     )
     assert downtimes(run[:2]) == []
-    assert downtimes(run[:1]) == []
     first, second, growth = downtimes(run)
     assert first.time == 98.0 and first.stages == {"detection": 2.0, "launch": 1.0, "start": 3.0}
     assert second.stages == {
