@@ -76,10 +76,10 @@ pipelines: $(VENV)/ready  ## run pipelines of every schedule on up to 8 devices,
 	$(EIGHT) $(RUN) -m tests.pipelining.sweep $(if $(LIMIT),--limit $(LIMIT)) $(if $(SEED),--seed $(SEED)) $(if $(SKIP),--skip $(SKIP))
 
 slurm: $(VENV)/ready  ## train under a SLURM of one node, which has to be installed
-	MESHDSL_SLURM=1 $(RUN) -m pytest -q tests/training/test_launchers.py
+	MESHDSL_SLURM=1 $(RUN) -m pytest -q tests/training/joining/test_launchers.py
 
 ray: .venv/ray/ready  ## run the tests of the examples for Ray
-	.venv/ray/bin/python -m pytest $(FLAGS) tests/training/test_ray.py
+	.venv/ray/bin/python -m pytest $(FLAGS) tests/training/joining/test_ray.py
 
 strategies: $(VENV)/ready  ## write docs/evidence/strategies.md, and run every strategy of every model at tiny sizes; FAMILY='gpt llama'
 	$(RUN) -m bench.strategies

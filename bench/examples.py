@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 from bench.report import machine, table
-from meshdsl.training.metrics import MetricsFile
+from meshdsl.training.observing.metrics import MetricsFile
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from meshdsl.api.program import parallelize_program
 from meshdsl.api.sink import SunkStep
 from meshdsl.cli.programs import load_program
 from meshdsl.training.batches import sharded_feed
-from meshdsl.training.checkpoint import Checkpoints
 from meshdsl.training.loop import Run, train
-from meshdsl.training.metrics import read_metrics
+from meshdsl.training.observing.metrics import read_metrics
 from meshdsl.training.run import required
+from meshdsl.training.saving.checkpoint import Checkpoints
 from meshdsl.training.sink import Sink
 
 

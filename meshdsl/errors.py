@@ -191,7 +191,7 @@ class CheckpointError(MeshDSLError):
     """A checkpoint that cannot be written or read: no space, no permission, no such place.
 
     Example:
-      >>> from meshdsl.training.checkpoint import Checkpoints
+      >>> from meshdsl.training.saving.checkpoint import Checkpoints
       >>> try:
       ...     Checkpoints("/proc/run")
       ... except md.CheckpointError as error:

@@ -82,6 +82,19 @@ def test_the_table_has_no_row_that_is_too_generous():
     assert {name: targets - used[name] for name, targets in allowed().items() if targets - used[name]} == {}
 
 
+def test_parts_of_training_import_only_those_above_them():
+    order = re.findall(
+        r"^\| \d+ \| `meshdsl/training/(\w+)/` \|", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.M
+    )
+    assert order
+    for module, targets in graph().items():
+        for i, name in enumerate(order):
+            if module.startswith(f"meshdsl.training.{name}"):
+                allowed_parts = {f"meshdsl.training.{above}" for above in order[: i + 1]}
+                inside = {".".join(x.split(".")[:3]) for x in targets if x.startswith("meshdsl.training.")}
+                assert inside <= allowed_parts, f"{module} imports {inside - allowed_parts}"
+
+
 def test_packages_are_listed_from_the_bottom_up():
     seen = set()
     for name, targets in allowed().items():

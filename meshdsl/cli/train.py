@@ -30,9 +30,9 @@ from meshdsl.errors import ArgumentError, DeviceError, MeshDSLError
 from meshdsl.util.exit_status import BAD_INPUT
 
 if TYPE_CHECKING:
-    from meshdsl.training.launchers import Rank
+    from meshdsl.training.joining.launchers import Rank
     from meshdsl.training.loop import Outcome
-    from meshdsl.training.processes import Command
+    from meshdsl.training.supervision.processes import Command
 
 
 _OF_SUPERVISOR = (
@@ -133,19 +133,19 @@ def train(
     from meshdsl.lowering.shardings import devices_for
 
     try:
-        from meshdsl.training.hosts import Hosts
-        from meshdsl.training.launchers import find_rank
-        from meshdsl.training.leader import Supervision
+        from meshdsl.training.joining.launchers import find_rank
+        from meshdsl.training.joining.multihost import end_with_supervisor, is_supervised, joined
         from meshdsl.training.loop import Run
-        from meshdsl.training.multihost import end_with_supervisor, is_supervised, joined
-        from meshdsl.training.processes import PLANNED_FILE, Command
-        from meshdsl.training.profile import parse_profile
-        from meshdsl.training.progress import Patience
+        from meshdsl.training.observing.profile import parse_profile
+        from meshdsl.training.observing.trackers import check_trackers
         from meshdsl.training.run import Session, check_folder, skipping
+        from meshdsl.training.saving.storage import locate
         from meshdsl.training.sink import parse_sink
-        from meshdsl.training.storage import locate
-        from meshdsl.training.supervisor import start
-        from meshdsl.training.trackers import check_trackers
+        from meshdsl.training.supervision.hosts import Hosts
+        from meshdsl.training.supervision.leader import Supervision
+        from meshdsl.training.supervision.processes import PLANNED_FILE, Command
+        from meshdsl.training.supervision.progress import Patience
+        from meshdsl.training.supervision.supervisor import start
     except ModuleNotFoundError as error:
         raise MeshDSLError(f"training needs {error.name}: pip install 'meshdsl[train]'") from error
 

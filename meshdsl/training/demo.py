@@ -24,7 +24,7 @@ from meshdsl.layouts.topology import Topology, load_topology, save_topology, top
 from meshdsl.training.datasets.text import load, unigram_entropy
 from meshdsl.training.evaluate import sample_text
 from meshdsl.training.loop import Run
-from meshdsl.training.metrics import History, draw_curves
+from meshdsl.training.observing.metrics import History, draw_curves
 from meshdsl.training.run import check_trainable, required, steps_of, train_program
 
 PROMPT = "ROMEO.\n"

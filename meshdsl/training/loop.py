@@ -37,14 +37,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from meshdsl.errors import ArgumentError, NonFiniteError
 from meshdsl.training.batches import Feed, ReadAhead, ReadingStopped
-from meshdsl.training.checkpoint import Checkpoints, State
-from meshdsl.training.events import COMPILED, FIRST_STEP, LAST_STEP, add_event
-from meshdsl.training.folder import CHECKPOINTS, METRICS, PROFILE
-from meshdsl.training.metrics import History, Metrics, MetricsFile, OnMetrics, RecentLosses
-from meshdsl.training.profile import Profile
+from meshdsl.training.observing.events import COMPILED, FIRST_STEP, LAST_STEP, add_event
+from meshdsl.training.observing.metrics import History, Metrics, MetricsFile, OnMetrics, RecentLosses
+from meshdsl.training.observing.profile import Profile
+from meshdsl.training.observing.step_times import DeviceMemory, SlowestProcess, StepTimes
+from meshdsl.training.saving.checkpoint import Checkpoints, State
+from meshdsl.training.saving.folder import CHECKPOINTS, METRICS, PROFILE
+from meshdsl.training.saving.storage import Mirror
 from meshdsl.training.sink import Sink, check_sink
-from meshdsl.training.step_times import DeviceMemory, SlowestProcess, StepTimes
-from meshdsl.training.storage import Mirror
 from meshdsl.util.text import seconds_text
 
 # ---- Progress bar ----------------------------------------------------------------------------------------------------

@@ -37,18 +37,18 @@ from meshdsl.plan.text import summary_text
 from meshdsl.plan.types import Array, PlanData
 from meshdsl.trace.objects import holds_objects
 from meshdsl.trace.pure_step import Maker
-from meshdsl.training.agreement import check_common, plan_facts
 from meshdsl.training.batches import Batches, describe, sharded_feed
-from meshdsl.training.checkpoint import Checkpoints, State, versions
-from meshdsl.training.contingency import plan_file
-from meshdsl.training.events import JOINED, PLANNED, RESTORED, add_event
-from meshdsl.training.folder import CHECKPOINTS, METRICS, check_free, shared_folder
+from meshdsl.training.joining.agreement import check_common, plan_facts
 from meshdsl.training.loop import Outcome, Run, Step, train
-from meshdsl.training.metrics import OnMetrics
-from meshdsl.training.profile import Profile
+from meshdsl.training.observing.events import JOINED, PLANNED, RESTORED, add_event
+from meshdsl.training.observing.metrics import OnMetrics
+from meshdsl.training.observing.profile import Profile
+from meshdsl.training.observing.trackers import trackers
+from meshdsl.training.saving.checkpoint import Checkpoints, State, versions
+from meshdsl.training.saving.folder import CHECKPOINTS, METRICS, check_free, shared_folder
+from meshdsl.training.saving.storage import Mirror, check_backend, reported
 from meshdsl.training.sink import Sink
-from meshdsl.training.storage import Mirror, check_backend, reported
-from meshdsl.training.trackers import trackers
+from meshdsl.training.supervision.contingency import plan_file
 from meshdsl.util.terminal import print_fitted, terminal
 from meshdsl.util.text import seconds_text
 
@@ -440,7 +440,7 @@ class Session:
             add_event(run.folder, event, **facts)
 
     def _report(self, outcome: Outcome, run: Run) -> None:
-        from meshdsl.training.metrics import draw_curves  # matplotlib is slow to load
+        from meshdsl.training.observing.metrics import draw_curves  # matplotlib is slow to load
 
         if outcome.stopped:
             self._console.print(f"stopped after step {outcome.done} of {run.steps}; --resume continues")

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from meshdsl.training.events import downtimes, read_events
+from meshdsl.training.observing.events import downtimes, read_events
 from tests.chaos.run import FAULTS, Disturbed, Wrong, disturb, undisturbed
 
 PER_RUN, STEPS = 8, 160  # faults and steps of a run

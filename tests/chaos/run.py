@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshdsl.training.folder import is_alive
+from meshdsl.training.saving.folder import is_alive
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = Path(__file__).parent / "program.py"

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from meshdsl.cli import app, main
 from meshdsl.errors import ArgumentError
 from meshdsl.training.loop import Run
-from meshdsl.training.metrics import read_metrics
-from meshdsl.training.profile import parse_profile
+from meshdsl.training.observing.metrics import read_metrics
+from meshdsl.training.observing.profile import parse_profile
 from meshdsl.training.run import Session
 from tests.cli.test_json import documented
 

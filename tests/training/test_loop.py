@@ -17,11 +17,11 @@ from rich.console import Console
 
 from meshdsl.errors import ArgumentError
 from meshdsl.training.batches import host_feed
-from meshdsl.training.checkpoint import Checkpoints
 from meshdsl.training.datasets.text import text_batches
 from meshdsl.training.loop import Run, TrainingBar, restore_newest, train
-from meshdsl.training.metrics import History, MetricsFile, RecentLosses, draw_curves, read_metrics
-from meshdsl.training.step_times import SlowestProcess
+from meshdsl.training.observing.metrics import History, MetricsFile, RecentLosses, draw_curves, read_metrics
+from meshdsl.training.observing.step_times import SlowestProcess
+from meshdsl.training.saving.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parent.parent.parent
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)

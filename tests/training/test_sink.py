@@ -12,7 +12,7 @@ from meshdsl.api.program import parallelize_program
 from meshdsl.api.sink import SunkStep
 from meshdsl.errors import ArgumentError, NonFiniteError
 from meshdsl.training.loop import Run, restore_newest
-from meshdsl.training.metrics import read_metrics
+from meshdsl.training.observing.metrics import read_metrics
 from meshdsl.training.run import train_program
 from meshdsl.training.sink import Sink, parse_sink
 from tests.training import test_in_place, tiny
