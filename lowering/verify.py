@@ -1,15 +1,16 @@
 """Verification: the compiled program communicates as planned, byte for byte.
 
 Per kind of collective and set of mesh axes, the bytes that one device sends in one step are summed over all iterations,
-in the plan and in the compiled module, and have to be equal. Sums, because XLA may combine several collectives into one
-instruction; over iterations, because a collective costs more inside a loop than after it.
+in the plan and in the compiled module, and have to be equal. So are the collectives that run, each of which costs a
+latency: the compiled program may have fewer, since XLA combines several into one instruction, but not more. Sums over
+iterations, because a collective costs more inside a loop than after it.
 
-Three differences are reported as notes: an all-reduce that was compiled as the reduce-scatter and all-gather it
-consists of, numbers that a backend sends in another width (counted in the planned width), and loops whose number of
-iterations depends on data (one iteration is compared with one).
+Four differences are reported as notes: collectives that the compiler combined, an all-reduce that was compiled as the
+reduce-scatter and all-gather it consists of, numbers that a backend sends in another width (counted in the planned
+width), and loops whose number of iterations depends on data (one iteration is compared with one).
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -33,11 +34,12 @@ Rows = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class VerifyLine:
-    """One kind of collective over one set of axes: bytes per device and step on both sides.
+    """One kind of collective over one set of axes: bytes per device and step, and collectives, on both sides.
 
     Args:
       slack: the largest rounding error of the plan, which has whole bytes where the formulas give fractions.
       made: bytes in the target compiler's program, if the lowered program is compared with the plan; else None.
+      runs, compiled_runs: collectives that run in a step, on both sides.
     """
 
     kind: str
@@ -46,11 +48,13 @@ class VerifyLine:
     compiled: Fraction
     slack: Fraction
     made: Fraction | None = None
+    runs: int = 0
+    compiled_runs: int = 0
 
     @property
     def equal(self) -> bool:
-        """Whether both sides agree."""
-        return abs(self.planned - self.compiled) <= self.slack
+        """Whether both sides send as much, and the compiled program in no more collectives."""
+        return abs(self.planned - self.compiled) <= self.slack and self.compiled_runs <= self.runs
 
 
 @dataclass(frozen=True)
@@ -99,22 +103,33 @@ class VerifyReport:
         return "\n".join([*first, *table(self._rows()), *none, *(f"note: {note}" for note in self.notes)])
 
     def _rows(self) -> Rows:
-        """The table: bytes per kind and axes, memory and FLOPs."""
-        lowered = ["lowered bytes"] if self.target else []
-        rows = [["collective", "axes", "planned bytes", *lowered, "compiled bytes"], *map(_line, self.lines)]
+        """The table: collectives and bytes per kind and axes, memory and FLOPs."""
+        rows = [_header("lowered", "compiled") if self.target else _header("compiled"), *map(_line, self.lines)]
         held, gap = self.held, [""] if self.target else []
         if held:
             flops = f"{held.flops:.4g}", f"{held.compiled_flops:.4g}"
-            rows.append(["memory", "per device", bytes_text(held.memory), *gap, bytes_text(held.compiled_memory)])
-            rows.append(["product FLOPs", "per device", flops[0], *gap, flops[1]])
+            memory = bytes_text(held.memory), bytes_text(held.compiled_memory)
+            rows += [
+                [name, "per device", "", "", planned, *gap, compiled]
+                for name, (planned, compiled) in (("memory", memory), ("product FLOPs", flops))
+            ]
         return _aligned(rows)
+
+
+def _header(*sides: str) -> list[str]:
+    """Returns the header of the table of a plan beside programs, of which the first is compared with it."""
+    return ["collective", "axes", "planned", sides[0], "planned bytes", *(f"{side} bytes" for side in sides)]
 
 
 def _line(line: VerifyLine) -> list[str]:
     """Returns a row of the table, with the difference if there is one."""
-    made = [] if line.made is None else [_count(line.made)]
-    mark = [] if line.equal else [f"differs by {_count(line.compiled - line.planned, '+')}"]
-    return [line.kind, line.axes, _count(line.planned), _count(line.compiled), *made, *mark]
+    made, mark = [] if line.made is None else [_count(line.made)], []
+    if abs(line.compiled - line.planned) > line.slack:
+        mark = [f"differs by {_count(line.compiled - line.planned, '+')}"]
+    elif not line.equal:
+        mark = [f"{line.compiled_runs - line.runs} collectives more"]
+    runs = f"{line.runs:,}", f"{line.compiled_runs:,}"
+    return [line.kind, line.axes, *runs, _count(line.planned), _count(line.compiled), *made, *mark]
 
 
 def _aligned(rows: Rows) -> Rows:
@@ -177,37 +192,49 @@ def compare(planned: Iterable[PlannedCollective], compiled: Iterable[CompiledCol
     """Returns both sides per kind and axes, and the reconciled differences as notes."""
     planned, compiled = list(planned), list(compiled)
     guessed = {collective_key(c.kind, c.axes, c.group, mesh) for c in compiled if not c.known}
-    left, slack = _planned_bytes(planned, guessed, mesh)
-    right = _compiled_bytes(compiled, guessed, mesh)
+    left, slack, runs = _planned(planned, guessed, mesh)
+    right, compiled_runs = _compiled(compiled, guessed, mesh)
     notes = [
         f"{kind} over {axes} runs in a loop with an unknown number of iterations: one iteration is compared"
         for kind, axes in sorted(guessed)
     ]
     notes += _recasts(compiled)
-    notes += _join_halves(left, right)
-    keys = sorted(key for key in left.keys() | right.keys() if left[key] or right[key])
-    return VerifyReport(tuple(VerifyLine(*key, left[key], right[key], slack[key]) for key in keys), tuple(notes))
+    notes += _join_halves(left, right, runs, compiled_runs)
+    lines = [
+        VerifyLine(*key, left[key], right[key], slack[key], None, runs[key], compiled_runs[key])
+        for key in sorted(left.keys() | right.keys())
+        if left[key] or right[key]
+    ]
+    notes += _combined(lines)
+    return VerifyReport(tuple(lines), tuple(notes))
 
 
-def _planned_bytes(
+def _planned(
     planned: Iterable[PlannedCollective], guessed: set[Key], mesh: Mesh
-) -> tuple[dict[Key, Fraction], dict[Key, Fraction]]:
-    """Bytes per key, and their largest rounding error: half a byte per executed collective."""
+) -> tuple[dict[Key, Fraction], dict[Key, Fraction], Counter[Key]]:
+    """Per key, bytes, their largest rounding error (half a byte per collective that runs), and collectives."""
     total, slack = defaultdict[Key, Fraction](Fraction), defaultdict[Key, Fraction](Fraction)
+    runs = Counter[Key]()
     for c in planned:
         key = collective_key(c.kind, c.axes, 0, mesh)
         trips = 1 if key in guessed else c.trips
         total[key] += c.bytes * trips
         slack[key] += Fraction(trips, 2)
-    return total, slack
+        runs[key] += trips
+    return total, slack, runs
 
 
-def _compiled_bytes(compiled: Iterable[CompiledCollective], guessed: set[Key], mesh: Mesh) -> dict[Key, Fraction]:
-    total = defaultdict[Key, Fraction](Fraction)
+def _compiled(
+    compiled: Iterable[CompiledCollective], guessed: set[Key], mesh: Mesh
+) -> tuple[dict[Key, Fraction], Counter[Key]]:
+    """Per key, bytes and collectives."""
+    total, runs = defaultdict[Key, Fraction](Fraction), Counter[Key]()
     for c in compiled:
         key = collective_key(c.kind, c.axes, c.group, mesh)
-        total[key] += c.bytes * (1 if key in guessed else c.trips)
-    return total
+        trips = 1 if key in guessed else c.trips
+        total[key] += c.bytes * trips
+        runs[key] += trips
+    return total, runs
 
 
 def collective_key(kind: str, axes: tuple[str, ...] | None, group: int, mesh: Mesh) -> Key:
@@ -226,7 +253,19 @@ def _recasts(compiled: Iterable[CompiledCollective]) -> list[str]:
     )
 
 
-def _join_halves(planned: dict[Key, Fraction], compiled: dict[Key, Fraction]) -> list[str]:
+def _combined(lines: Iterable[VerifyLine]) -> list[str]:
+    """A note per kind and axes of which the compiler runs fewer collectives than planned, with all their bytes."""
+    return [
+        f"the compiler combined collectives: {line.kind} over {line.axes}, {line.runs:,} planned, "
+        f"{line.compiled_runs:,} compiled"
+        for line in lines
+        if line.equal and line.compiled_runs < line.runs
+    ]
+
+
+def _join_halves(
+    planned: dict[Key, Fraction], compiled: dict[Key, Fraction], runs: Counter[Key], compiled_runs: Counter[Key]
+) -> list[str]:
     """Merges reduce-scatter and all-gather into the planned all-reduce, as far as one is missing."""
     notes = []
     for _, axes in [key for key in planned if key[0] == "all-reduce"]:
@@ -237,14 +276,17 @@ def _join_halves(planned: dict[Key, Fraction], compiled: dict[Key, Fraction]) ->
             compiled[whole] += 2 * half
             compiled[first] -= half
             compiled[second] -= half
+            pairs = min(compiled_runs[key] - runs[key] for key in (first, second))
+            for key, count in ((whole, pairs), (first, -pairs), (second, -pairs)):
+                compiled_runs[key] += max(0, pairs) and count
             notes.append(f"all-reduce over {axes} was compiled as reduce-scatter and all-gather")
     return notes
 
 
 def _difference(report: VerifyReport, judged: str) -> str:
-    rows = list(table(_aligned([_line(line) for line in report.lines if not line.equal])))
+    rows = list(table(_aligned([_header(judged), *(_line(line) for line in report.lines if not line.equal)])))
     equal = sum(line.equal for line in report.lines)
-    title = f"the {judged} program does not communicate as planned (bytes per device and step)"
+    title = f"the {judged} program does not communicate as planned (per device and step)"
     text = {"compiled": "sharded.lower(*args).compile().as_text()", "lowered": "sharded.lower(*args).as_text('hlo')"}
     remedy = f"{equal} other rows agree; the {judged} text is {text[judged]}"
     return faults(title, rows + [f"note: {note}" for note in report.notes], remedy)
@@ -283,7 +325,7 @@ def verify_target(
     """
     before = deduplicate(parse_module(lowered.as_text("hlo", debug_info=True)))
     report = equal_or_error(compare(planned.collectives, collectives_of_module(before, mesh), mesh), "lowered")
-    compiled = _compiled(planned, lowered, target)
+    compiled = _compile(planned, lowered, target)
     module = parse_module(compiled.as_text() or "")
     held = _held(planned, compiled, module)
     if held.compiled_memory > target.memory:
@@ -297,9 +339,7 @@ def verify_target(
     )
 
 
-def _compiled(
-    planned: ExpectedCommunication, lowered: jax.stages.Lowered, target: CompileTarget
-) -> jax.stages.Compiled:
+def _compile(planned: ExpectedCommunication, lowered: jax.stages.Lowered, target: CompileTarget) -> jax.stages.Compiled:
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:

@@ -178,10 +178,17 @@ def verify(
 
 def verify_facts(report: Any) -> dict[str, Any]:
     """The result of verify as plain values."""
-    sides = {"planned_bytes": "planned", ("lowered" if report.target else "compiled") + "_bytes": "compiled"}
+    judged = "lowered" if report.target else "compiled"
+    sides = {"planned_bytes": "planned", f"{judged}_bytes": "compiled"}
     sides |= {"compiled_bytes": "made"} if report.target else {}
     lines = [
-        {"kind": line.kind, "axes": line.axes, **{name: float(getattr(line, side)) for name, side in sides.items()}}
+        {
+            "kind": line.kind,
+            "axes": line.axes,
+            "planned": line.runs,
+            judged: line.compiled_runs,
+            **{name: float(getattr(line, side)) for name, side in sides.items()},
+        }
         for line in report.lines
     ]
     return {"target": report.target, "lines": lines, "held": asdict(report.held), "notes": report.notes}

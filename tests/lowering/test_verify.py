@@ -35,10 +35,19 @@ def test_combined_collectives_are_equal():
     ]
     report = verify_text(planned, TEXT, MESH)
     assert str(report).splitlines() == [
-        "collective  axes  planned bytes  compiled bytes",
-        "all-gather  y               128             128",
-        "all-reduce  y               160             160",
+        "collective  axes  planned  compiled  planned bytes  compiled bytes",
+        "all-gather  y           1         1            128             128",
+        "all-reduce  y           2         1            160             160",
+        "note: the compiler combined collectives: all-reduce over y, 2 planned, 1 compiled",
     ]
+
+
+def test_more_collectives_than_planned_are_a_difference():
+    """Each costs a latency, also where they send the planned bytes together."""
+    parts = [compiled("all-reduce", ("y",), 40, 2), compiled("all-reduce", ("y",), 80)]
+    report = compare([Planned("all-reduce", ("y",), 80, 2)], parts, MESH)
+    assert not report.equal and "2 3 160 160 1 collectives more" in " ".join(str(report).split())
+    assert equal([Planned("all-reduce", ("y",), 160, 1), Planned("all-reduce", ("y",), 0, 2)], parts)
 
 
 def test_difference_is_named():
@@ -46,9 +55,10 @@ def test_difference_is_named():
     with pytest.raises(VerifyError) as caught:
         verify_text([*planned, Planned("all-to-all", ("y", "x"), 1024, 2)], TEXT, MESH)
     assert str(caught.value).splitlines() == [
-        "the compiled program does not communicate as planned (bytes per device and step)",
-        "  all-reduce  y      480  160    differs by -320",
-        "  all-to-all  x,y  2,048    0  differs by -2,048",
+        "the compiled program does not communicate as planned (per device and step)",
+        "  collective  axes  planned  compiled  planned bytes  compiled bytes",
+        "  all-reduce  y           3         1            480             160    differs by -320",
+        "  all-to-all  x,y         2         0          2,048               0  differs by -2,048",
         "1 other rows agree; the compiled text is sharded.lower(*args).compile().as_text()",
     ]
 
