@@ -9,7 +9,7 @@ only what the fast one leaves to exchange; with equal speeds that equals the fla
     all-reduce of n bytes                           latency + 2 n (k-1)/k / bandwidth
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -57,6 +57,21 @@ def exchange_price(kind: str, axes: tuple[str, ...], mesh: Mesh, group: int = 0)
     reduces = kind in ("all-reduce", "reduce-scatter")
     given = 1 if reduces else group or prod(mesh.axis(name) for name in axes)
     return _price(kind, axes, P if reduces else Split(0), mesh, group).times(given)
+
+
+@cache
+def link_names(mesh: Mesh) -> dict[str, tuple[float, str]]:
+    """Returns, per axis, seconds per byte and name of its link; axes that share a switch share a link."""
+    own, links = dict(mesh.topology.axes), mesh.topology.axis_links(mesh)
+    return {
+        name: (1 / link.bandwidth, name if name in own or link.torus else f"{link.bandwidth:g}")
+        for name, link in links.items()
+    }
+
+
+def slowest_link(axes: Iterable[str], mesh: Mesh) -> str:
+    """Returns the name of the slowest link of those that a collective uses: transfers over it follow each other."""
+    return max((link_names(mesh)[axis] for axis in axes), key=lambda link: link[0])[1]
 
 
 @cache

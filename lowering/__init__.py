@@ -6,8 +6,9 @@
     keep_collectives    keeps XLA from merging repeated collectives and from moving them out of loops
     local/              what one device runs: a program per primitive, reshard steps as collectives
     shardings           device meshes, and the shardings of arguments and results
-    hlo/                HLO text: parser, collectives with loops counted, FLOPs, value numbering
+    hlo/                HLO text: parser, collectives with loops counted, FLOPs, schedule, value numbering
     verify              compiled communication, memory and FLOPs compared with the plan
+    overlap             seconds of communication beside products, compared with what the plan hides
     numerics            results compared with those of the unsharded step
     aot_targets         compilers of devices that are not present
 

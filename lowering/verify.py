@@ -5,13 +5,17 @@ in the plan and in the compiled module, and have to be equal. So are the collect
 latency: the compiled program may have fewer, since XLA combines several into one instruction, but not more. Sums over
 iterations, because a collective costs more inside a loop than after it.
 
+For devices whose compilers order the program, TPUs and GPUs, the report also has what runs beside each compiled
+collective, and whether that covers what the plan hides (``meshdsl.lowering.overlap``).
+
 Four differences are reported as notes: collectives that the compiler combined, an all-reduce that was compiled as the
 reduce-scatter and all-gather it consists of, numbers that a backend sends in another width (counted in the planned
 width), and loops whose number of iterations depends on data (one iteration is compared with one).
 """
 
+import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol
@@ -25,9 +29,12 @@ from meshdsl.lowering.hlo.collectives import CompiledCollective, collectives_of_
 from meshdsl.lowering.hlo.dedup import deduplicate
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import Module, parse_module
+from meshdsl.lowering.hlo.schedule import scheduled_collectives
+from meshdsl.lowering.overlap import OverlapReport, compare_overlap, planned_overlap
 from meshdsl.util.text import bytes_text, table
 
 Rows = Sequence[Sequence[str]]
+log = logging.getLogger("meshdsl")
 
 # ---- Report ----------------------------------------------------------------------------------------------------------
 
@@ -80,6 +87,7 @@ class VerifyReport:
     Args:
       held: memory and FLOPs; None where only texts were compared.
       target: the devices and compiler of an ahead-of-time target, if any.
+      overlap: what runs beside the collectives of a TPU's or GPU's program; None for others.
 
     Example:
       >>> report = md.parallelize(lambda x: jnp.sum(x * x), "data=8", md.data_parallel()).verify(jnp.ones((64, 8)))
@@ -91,6 +99,7 @@ class VerifyReport:
     notes: tuple[str, ...] = ()
     held: DeviceUsage | None = None
     target: str = ""
+    overlap: OverlapReport | None = None
 
     @property
     def equal(self) -> bool:
@@ -100,7 +109,10 @@ class VerifyReport:
     def __str__(self) -> str:
         first = [f"compiled for {self.target}"] if self.target else []
         none = [] if self.lines else ["no collectives, as planned"]
-        return "\n".join([*first, *table(self._rows()), *none, *(f"note: {note}" for note in self.notes)])
+        shown = self.overlap if self.overlap and self.overlap.scheduled else None
+        schedule = ["", *table(_aligned(shown.rows(), (3, 4, 6, 7))), shown.summary] if shown else []
+        notes = (f"note: {note}" for note in self.notes)
+        return "\n".join([*first, *table(self._rows()), *none, *schedule, *notes])
 
     def _rows(self) -> Rows:
         """The table: collectives and bytes per kind and axes, memory and FLOPs."""
@@ -132,12 +144,17 @@ def _line(line: VerifyLine) -> list[str]:
     return [line.kind, line.axes, *runs, _count(line.planned), _count(line.compiled), *made, *mark]
 
 
-def _aligned(rows: Rows) -> Rows:
-    """Returns rows of equal length, with the numbers of a column below each other; their first two cells are names."""
+def _aligned(rows: Rows, numbers: Sequence[int] = ()) -> Rows:
+    """Returns rows of equal length, with the numbers of a column below each other.
+
+    Args:
+      numbers: positions of the columns of numbers; all but the first two if none are given.
+    """
     count = max(map(len, rows))
     columns = list(zip(*([*row, *[""] * (count - len(row))] for row in rows), strict=True))
-    numbers = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns[2:]]
-    return list(zip(*columns[:2], *numbers, strict=True))
+    right = numbers or range(2, count)
+    sides = [[x.rjust(max(map(len, column))) if i in right else x for x in column] for i, column in enumerate(columns)]
+    return list(zip(*sides, strict=True))
 
 
 def _count(number: Fraction, sign: str = "") -> str:
@@ -147,6 +164,7 @@ def _count(number: Fraction, sign: str = "") -> str:
 # ---- Comparison ------------------------------------------------------------------------------------------------------
 
 
+_SCHEDULED = ("tpu", "gpu", "cuda", "rocm")  # platforms whose compilers print programs in the order in which they run
 Key = tuple[str, str]  # kind, axes
 
 
@@ -171,6 +189,11 @@ class PlannedCollective(Protocol):
     @property
     def trips(self) -> int:
         """Executions per step."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds per iteration."""
         ...
 
 
@@ -301,27 +324,51 @@ def _difference(report: VerifyReport, judged: str) -> str:
 
 @dataclass(frozen=True)
 class ExpectedCommunication:
-    """A plan's prediction for one device and step: collectives, peak bytes, FLOPs of products."""
+    """A plan's prediction for one device and step: collectives, peak bytes, FLOPs of products.
+
+    Args:
+      exposed: returns the seconds of each collective that the plan does not hide; empty if that is not known.
+    """
 
     collectives: Sequence[PlannedCollective]
     memory: int
     flops: float
+    exposed: Callable[[], Sequence[float]] = tuple
 
 
-def verify_here(planned: ExpectedCommunication, compiled: jax.stages.Compiled, mesh: Mesh) -> VerifyReport:
-    """Compares a plan with the program compiled for present devices; VerifyError if their communication differs."""
+def verify_here(
+    planned: ExpectedCommunication, compiled: jax.stages.Compiled, mesh: Mesh, platform: str, exposed: str = "ignore"
+) -> VerifyReport:
+    """Compares a plan with the program compiled for present devices; VerifyError if their communication differs.
+
+    Args:
+      platform: of the devices.
+      exposed: as in ``verify_target``.
+    """
     module = parse_module(compiled.as_text() or "")
     report = compare(planned.collectives, collectives_of_module(module, mesh), mesh)
-    return replace(equal_or_error(report, "compiled"), held=_held(planned, compiled, module))
+    report = replace(equal_or_error(report, "compiled"), held=_held(planned, compiled, module))
+    if platform not in _SCHEDULED:
+        return report
+    return _judged(replace(report, overlap=_overlap(planned, module, mesh)), exposed, f"these {platform} devices")
 
 
 def verify_target(
-    planned: ExpectedCommunication, lowered: jax.stages.Lowered, mesh: Mesh, target: CompileTarget
+    planned: ExpectedCommunication,
+    lowered: jax.stages.Lowered,
+    mesh: Mesh,
+    target: CompileTarget,
+    exposed: str = "ignore",
 ) -> VerifyReport:
     """Compares a plan with the program lowered for a target, and reports what its compiler makes of it.
 
+    Args:
+      exposed: what becomes of a program that hides less than the plan: an ``error``, or a note and a log message
+        (``warn``); ``ignore`` leaves it at the table.
+
     Raises:
       VerifyError: the lowered program does not communicate as planned, or the step does not fit the target's memory.
+      OverlapError: the compiled one hides less than the plan, and ``exposed`` is ``error``.
     """
     before = deduplicate(parse_module(lowered.as_text("hlo", debug_info=True)))
     report = equal_or_error(compare(planned.collectives, collectives_of_module(before, mesh), mesh), "lowered")
@@ -331,12 +378,34 @@ def verify_target(
     if held.compiled_memory > target.memory:
         raise _too_large(planned, target, f"{bytes_text(held.compiled_memory)}, of {bytes_text(target.memory)}")
     made = compare(planned.collectives, collectives_of_module(module, mesh), mesh)
-    return VerifyReport(
+    report = VerifyReport(
         _beside(report.lines, made.lines),
         (*report.notes, *made.notes, *_rewritten(made.lines)),
         held,
         f"{target} by {target.compiler}",
+        _overlap(planned, module, mesh),
     )
+    return _judged(report, exposed, report.target)
+
+
+def _overlap(planned: ExpectedCommunication, module: Module, mesh: Mesh) -> OverlapReport:
+    """What the compiled program does while it communicates, beside what the plan hides."""
+    keys = [collective_key(c.kind, c.axes, 0, mesh) for c in planned.collectives]
+    promise = planned_overlap(keys, [c.seconds * c.trips for c in planned.collectives], planned.exposed())
+    scheduled = scheduled_collectives(module, mesh)
+    axes = [collective_key(one.sent.kind, one.sent.axes, one.sent.group, mesh)[1] for one in scheduled]
+    return compare_overlap(promise, scheduled, axes)
+
+
+def _judged(report: VerifyReport, exposed: str, target: str) -> VerifyReport:
+    """The report, with a note if the program hides less than the plan; or OverlapError."""
+    if report.overlap is None or report.overlap.kept or exposed == "ignore":
+        return report
+    error = report.overlap.error(target)
+    if exposed == "error":
+        raise error
+    log.warning("%s", error)
+    return replace(report, notes=(*report.notes, first_line(error).removesuffix(":")))
 
 
 def _compile(planned: ExpectedCommunication, lowered: jax.stages.Lowered, target: CompileTarget) -> jax.stages.Compiled:
@@ -379,8 +448,18 @@ def _beside(lowered: Sequence[VerifyLine], made: Sequence[VerifyLine]) -> tuple[
 
 
 def _rewritten(lines: Sequence[VerifyLine]) -> list[str]:
-    """A note if the compiler does not communicate as lowered."""
+    """Notes if the compiler does not communicate as lowered: which kinds it replaced, and all bytes of both."""
     if all(line.equal for line in lines):
         return []
-    planned, made = (sum(getattr(line, side) for line in lines) for side in ("planned", "compiled"))
-    return [f"the compiler rewrote collectives: it sends {bytes_text(float(made))} instead of {bytes_text(planned)}"]
+    more = {(line.kind, line.axes): line.compiled - line.planned for line in lines if not line.equal}
+    notes = [
+        f"reduce-scatter over {axes} was compiled as all-reduce: {_bytes(made)} are sent instead of {_bytes(-lacking)}"
+        for (kind, axes), lacking in more.items()
+        if kind == "reduce-scatter" and lacking < 0 < (made := more.get(("all-reduce", axes), Fraction(0)))
+    ]
+    planned, made = (sum((getattr(line, side) for line in lines), Fraction(0)) for side in ("planned", "compiled"))
+    return [*notes, f"the compiler rewrote collectives: it sends {_bytes(made)} instead of {_bytes(planned)}"]
+
+
+def _bytes(size: Fraction) -> str:
+    return bytes_text(float(size))

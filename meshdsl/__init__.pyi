@@ -50,6 +50,7 @@ from meshdsl.errors import MemoryLimitError as MemoryLimitError
 from meshdsl.errors import MeshDSLError as MeshDSLError
 from meshdsl.errors import NonFiniteError as NonFiniteError
 from meshdsl.errors import NotationError as NotationError
+from meshdsl.errors import OverlapError as OverlapError
 from meshdsl.errors import PinError as PinError
 from meshdsl.errors import PipelineError as PipelineError
 from meshdsl.errors import PlanFileError as PlanFileError

@@ -222,6 +222,17 @@ class VerifyError(MeshDSLError):
     """
 
 
+class OverlapError(VerifyError):
+    """A program compiled for a target that hides less of its communication than the plan promises.
+
+    Example:
+      >>> try:
+      ...     sharded.verify(*args, target="tpu-v5e:4x4", exposed="error")
+      ... except md.OverlapError as error:
+      ...     print(error)
+    """
+
+
 class CheckError(MeshDSLError):
     """Results of the sharded step that differ from those of the unsharded step.
 

@@ -139,7 +139,7 @@ def _lists(array: np.ndarray) -> Iterable[list[int]]:
 # ---- Collectives -----------------------------------------------------------------------------------------------------
 
 
-_Readers = Mapping[str, Sequence[Instruction]]
+Readers = Mapping[str, Sequence[Instruction]]
 KINDS = (
     "all-gather",
     "all-reduce",
@@ -170,6 +170,7 @@ SENT_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _DIGITS = re.compile(r"\d+")
 _PERMUTED = re.compile(r"collective-permute\(([\w,]*)\)")
 _PLANNED = re.compile(rf"(?:{'|'.join(KINDS)})\(([\w,]*)\)")
+_PLANNED_KIND = re.compile(rf"({'|'.join(KINDS)})\([\w,]*\)")
 _SCOPE = re.compile(rf"(?:{'|'.join(KINDS)})\([\w,]*\) (\w+)")
 
 
@@ -206,20 +207,22 @@ def compiled_collectives(text: str, mesh: Mesh) -> tuple[CompiledCollective, ...
 
 def collectives_of_module(module: Module, mesh: Mesh) -> tuple[CompiledCollective, ...]:
     """Returns every collective between several devices in a parsed program."""
-    readers = {name: _readers(lines) for name, lines in module.computations.items()}
-    sites = executed(module, lambda line: bool(_kind(line.opcode)))
-    found = (_collective(site, readers[site.inside], mesh) for site in sites)
+    readers = {name: readers_of(lines) for name, lines in module.computations.items()}
+    sites = executed(module, lambda line: bool(collective_kind(line.opcode)))
+    found = (collective_at(site, readers[site.inside], mesh) for site in sites)
     return tuple(c for c in found if c.group > 1)
 
 
-def _kind(opcode: str) -> str:
+def collective_kind(opcode: str) -> str:
+    """Returns the kind of a collective or of its asynchronous start; empty for any other opcode."""
     base = opcode.removesuffix("-start")
     return base if base in KINDS else ""
 
 
-def _collective(site: InstructionSite, readers: _Readers, mesh: Mesh) -> CompiledCollective:
+def collective_at(site: InstructionSite, readers: Readers, mesh: Mesh) -> CompiledCollective:
+    """Returns the collective of an instruction, among the readers of its computation."""
     line, sizes = site.instruction, mesh.sizes_by_name
-    kind = _kind(line.opcode)
+    kind = collective_kind(line.opcode)
     if kind == "collective-permute":
         moved = axes_of_pairs(source_target_pairs(line.rest), sizes)
         axes: tuple[str, ...] | None = _planned_axes(_scope(line), moved, mesh)
@@ -265,8 +268,14 @@ def _scope(line: Instruction) -> str:
     return match.group(1) if match else ""
 
 
-def _readers(lines: Sequence[Instruction]) -> _Readers:
-    """The ``-done`` and ``get-tuple-element`` lines by the name of their operand."""
+def planned_kind(scope: str) -> str:
+    """Returns the kind of the planned collective that a scope names; empty if it names none."""
+    named = _PLANNED_KIND.findall(scope)
+    return named[-1] if named else ""
+
+
+def readers_of(lines: Sequence[Instruction]) -> Readers:
+    """Returns the ``-done`` and ``get-tuple-element`` lines by the name of their operand."""
     found: dict[str, list[Instruction]] = {}
     for line in lines:
         if line.opcode == "get-tuple-element" or line.opcode.endswith("-done"):
@@ -274,7 +283,7 @@ def _readers(lines: Sequence[Instruction]) -> _Readers:
     return found
 
 
-def _scopes_of_parts(line: Instruction, readers: _Readers) -> dict[int, str]:
+def _scopes_of_parts(line: Instruction, readers: Readers) -> dict[int, str]:
     """Per tensor of a combined instruction, the scope of the line that takes it out, if it names a collective."""
     taken = list(readers.get(line.name, ()))
     taken += [other for done in taken if done.opcode.endswith("-done") for other in readers.get(done.name, ())]

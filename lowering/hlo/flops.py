@@ -1,4 +1,4 @@
-"""FLOPs of a compiled program: its matrix products and convolutions, loops counted.
+"""Matrix products and convolutions of a compiled program: their FLOPs, loops counted, and their seconds.
 
 A compiler's own count (``cost_analysis``) counts one iteration of a loop, and adds elementwise operations; this one is
 defined as a plan's, and as an accelerator's peak rate. Multiply-adds count twice:
@@ -9,23 +9,32 @@ defined as a plan's, and as an accelerator's peak rate. Multiply-adds count twic
 
 The second also holds for a TPU's form of a product with batch dims: a convolution whose kernel is as long as the batch,
 where padding and dilation leave one place per example. A GPU's cuDNN calls name the forward convolution that they
-belong to, whichever of its three tensors they compute.
+belong to, whichever of its three tensors they compute, and its cuBLAS calls the dims that they contract.
+
+Seconds are those of a plan (``meshdsl.planner.costs.op_cost``): the FLOPs at the topology's rate, slower for short
+sides, or the traffic of operands and result if that takes longer.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from meshdsl.lowering.hlo.parse import Instruction, Module, arrays, executed
+from meshdsl.layouts.topology import Topology
+from meshdsl.lowering.hlo.parse import ArrayType, Instruction, Module, arrays, executed
 from meshdsl.util.arrays import conv_pairs
 
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _NUMBERS = re.compile(r"(\w+)=(\S+)")
-_SUMMED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_DOT_DIMS = {
+    role: re.compile(rf'lhs_{name}_dims=\{{([\d,]*)\}}|"lhs_{name}_dimensions":\[([\d,"]*)\]')
+    for role, name in (("summed", "contracting"), ("batch", "batch"))
+}
 _GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
 _CUDNN = re.compile(r'custom_call_target="__cudnn\$conv(Forward|BackwardInput|BackwardFilter)')
+_CUBLAS = 'custom_call_target="__cublas$'
 Shape = tuple[int, ...]
 Three = tuple[Shape, Shape, Shape]
 # Input, kernel and result of the convolution, from the operands and the result of a call.
@@ -36,41 +45,93 @@ _FORWARD: dict[str, Callable[[Shape, Shape, Shape], Three]] = {
 }
 
 
+@dataclass(frozen=True)
+class Product:
+    """A matrix product or convolution.
+
+    Args:
+      flops: of one execution.
+      sides: rows, columns and contracted elements, batch dims aside.
+      bytes: of the operands and the result.
+      itemsize: bytes per element of the operands.
+      grouped: whether it is a convolution in groups.
+    """
+
+    flops: int
+    sides: tuple[int, int, int]
+    bytes: float
+    itemsize: float
+    grouped: bool = False
+
+    def seconds(self, topology: Topology) -> float:
+        """Returns the seconds of one execution on one device."""
+        compute = self.flops / topology.flops(self.itemsize, self.grouped)
+        compute *= prod(1 + topology.half_side / max(side, 1) for side in self.sides)
+        return max(compute, self.bytes / topology.memory_bandwidth) + topology.overhead
+
+
 def product_flops(module: Module) -> int:
     """Returns the FLOPs of products and convolutions in one run on one device."""
-    shapes = {name: {x.name: _shape(x) for x in lines} for name, lines in module.computations.items()}
-    sites = executed(module, lambda line: line.opcode in ("dot", "convolution") or bool(_CUDNN.search(line.rest)))
-    return sum(site.trips * _flops(site.instruction, shapes[site.inside]) for site in sites)
+    sites = executed(module, is_product)
+    return sum(site.trips * product_at(site.instruction, module.computations[site.inside]).flops for site in sites)
 
 
-def _shape(line: Instruction) -> Shape:
-    found = arrays(line.type)
-    return found[0].dims if found else ()
+def is_product(line: Instruction) -> bool:
+    """Returns whether an instruction is a product or convolution, or a library's call that computes one."""
+    return line.opcode in ("dot", "convolution") or bool(_CUDNN.search(line.rest)) or _CUBLAS in line.rest
 
 
-def _flops(line: Instruction, shapes: dict[str, Shape]) -> int:
-    left, right = (shapes[name] for name in line.operands[:2])
-    if line.opcode == "dot":
-        match = _SUMMED.search(line.attributes)
-        return 2 * prod(_shape(line)) * prod(left[i] for i in _integers(match.group(1) if match else ""))
-    call = _CUDNN.search(line.rest)
-    return _convolution(line, *_FORWARD[call.group(1) if call else "Forward"](left, right, _shape(line)))
+def product_at(line: Instruction, lines: Iterable[Instruction]) -> Product:
+    """Returns the product that an instruction computes, among the lines of its computation."""
+    types = {x.name: arrays(x.type)[:1] for x in lines}
+    left, right, made = (_first(types.get(name, [])) for name in (*line.operands[:2], line.name))
+    if line.opcode == "dot" or _CUBLAS in line.rest:
+        flops, sides, grouped = _dot(line, left.dims, right.dims, made.dims)
+    else:
+        call = _CUDNN.search(line.rest)
+        three = _FORWARD[call.group(1) if call else "Forward"](left.dims, right.dims, made.dims)
+        flops, sides, grouped = _convolution(line, *three)
+    itemsize = max((float(x.bytes) / prod(x.dims) for x in (left, right) if prod(x.dims)), default=4.0)
+    return Product(flops, sides, float(left.bytes + right.bytes + made.bytes), itemsize, grouped)
 
 
-def _convolution(line: Instruction, left: Shape, right: Shape, out: Shape) -> int:
+def _first(found: Sequence[ArrayType]) -> ArrayType:
+    return found[0] if found else ArrayType("f32", ())
+
+
+_Work = tuple[int, tuple[int, int, int], bool]  # FLOPs, sides, whether in groups
+
+
+def _dot(line: Instruction, left: Shape, right: Shape, made: Shape) -> _Work:
+    summed, both = (prod(left[i] for i in _dims(line, role)) for role in ("summed", "batch"))
+    rows, columns = (prod(shape) // max(1, summed * both) for shape in (left, right))
+    return 2 * prod(made) * summed, (rows, columns, summed), False
+
+
+def _dims(line: Instruction, role: str) -> Shape:
+    match = _DOT_DIMS[role].search(line.attributes)
+    return _integers((match.group(1) or match.group(2) or "").replace('"', "")) if match else ()
+
+
+def _convolution(line: Instruction, left: Shape, right: Shape, out: Shape) -> _Work:
     match = _LABELS.search(line.attributes)
     if match is None:
-        return 0
+        return 0, (1, 1, 1), False
     ins, kernel, outs = match.groups()
     groups = {kind: int(n) for kind, n in _GROUPS.findall(line.attributes)}
     window = _window(line.attributes, len(out) - 2)
-    places = prod(
-        conv_pairs(left[ins.index(d)], right[kernel.index(d)], out[outs.index(d)], *window[int(d)])
-        for d in ins
-        if d.isdigit()
-    )
-    examples = Fraction(left[ins.index("b")], groups.get("batch", 1))
-    return int(2 * examples * right[kernel.index("o")] * right[kernel.index("i")] * places)
+    examples, features = left[ins.index("b")], right[kernel.index("o")]
+    rows, columns, summed, places = out[outs.index("b")], features, right[kernel.index("i")], 1
+    for d in filter(str.isdigit, ins):
+        inside, taps, made = left[ins.index(d)], right[kernel.index(d)], out[outs.index(d)]
+        pairs = conv_pairs(inside, taps, made, *window[int(d)])
+        places *= pairs
+        if pairs == made == taps > 1:  # one place of the kernel per place: a batch dim, or a dim of the columns
+            columns *= made if inside == 1 else 1
+        else:
+            rows, summed = rows * made, summed * max(1, pairs // max(1, made))
+    flops = int(2 * Fraction(examples, groups.get("batch", 1)) * features * right[kernel.index("i")] * places)
+    return flops, (rows, columns, summed), max(groups.values(), default=1) > 1
 
 
 def _window(attributes: str, dims: int) -> list[tuple[int, int, int, int]]:

@@ -95,7 +95,8 @@ class Executable:
         solution, platform = self.plan.solution, self.devices.devices.flat[0].platform
         idle = idle_operations(self.program.graph, platform)
         collectives = collectives_of(self.program, solution, idle) if idle else self.plan.collectives
-        return ExpectedCommunication(collectives, self.plan.memory, plan_flops(self.program, solution))
+        flops = plan_flops(self.program, solution)
+        return ExpectedCommunication(collectives, self.plan.memory, flops, lambda: () if idle else self.plan.exposed)
 
     @property
     def call(self) -> Callable[..., Any]:

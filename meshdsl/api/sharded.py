@@ -30,6 +30,7 @@ from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.lowering.numerics import CheckReport, check_tolerance
+from meshdsl.lowering.overlap import check_judgement
 from meshdsl.lowering.reference import is_divided, whole_step
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
@@ -327,28 +328,37 @@ class Sharded(Generic[Params, Result]):
 
     # ---- Check against the compiled program and the unsharded numbers
 
-    def verify(self, *args: Any, target: str | None = None, **kwargs: Any) -> VerifyReport:
+    def verify(self, *args: Any, target: str | None = None, exposed: str | None = None, **kwargs: Any) -> VerifyReport:
         """Compare the compiled collectives with the planned ones, and report memory and FLOPs of both.
+
+        For TPUs and GPUs, whose compilers state in which order a device runs, also what runs beside each collective.
 
         Args:
           *args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
           target: absent devices to compile for, such as ``"tpu-v5e:4x4"`` (needs ``libtpu``); default is the devices
             at hand. A target's compiler may rewrite collectives, so the program is compared as it is lowered.
+          exposed: what becomes of a program that has less communication beside products than the plan hides: an
+            ``"error"``; a note and a log message, ``"warn"``; or ``"ignore"``, which leaves it at the table. Default is
+            ``"error"`` under ``parallelize(overlap=True)``, whose plan was chosen for what it hides, else ``"ignore"``.
 
         Returns:
-          A report; ``print`` shows planned and compiled bytes per kind of collective and axis.
+          A report; ``print`` shows planned and compiled bytes per kind of collective and axis, and the schedule.
 
         Raises:
           VerifyError: planned and compiled collectives differ, or the target's memory does not suffice.
+          OverlapError: the compiled program hides less than the plan.
           DeviceError: the target is unknown, has another number of devices, or its compiler is not installed.
         """
+        judged = exposed if exposed is not None else "error" if self.options.overlap else "ignore"
+        check_judgement(judged)
         stages = self._stages_of(self._flatten(args, kwargs))
         if target is None:
             executable = stages.executable
-            return verify_here(executable.expected, executable.compiled, executable.plan.mesh)
+            platform = executable.devices.devices.flat[0].platform
+            return verify_here(executable.expected, executable.compiled, executable.plan.mesh, platform, judged)
         found = parse_target(target)
         executable = stages.executable_on(device_mesh(self.options.mesh, found.devices(self.options.mesh)))
-        return verify_target(executable.expected, executable.lowered, executable.plan.mesh, found)
+        return verify_target(executable.expected, executable.lowered, executable.plan.mesh, found, judged)
 
     def check(self, *args: Any, tolerance: float | None = None, divide: str = "planned", **kwargs: Any) -> CheckReport:
         """Run one step sharded and unsharded, on copies of the arguments, and compare all results.

@@ -81,7 +81,8 @@ class SunkStep:
         expected = self.executable.expected
         every = [replace(cast(Collective, c), trips=c.trips * self.count) for c in expected.collectives]
         planned = ExpectedCommunication(every, expected.memory, expected.flops * self.count)
-        return verify_here(planned, self.compiled, self.executable.plan.mesh)
+        platform = self.executable.devices.devices.flat[0].platform
+        return verify_here(planned, self.compiled, self.executable.plan.mesh, platform)
 
     def _steps(self, *leaves: Any) -> tuple[Any, ...]:
         graph, count = self.executable.program.graph, self._state

@@ -152,11 +152,19 @@ def verify(
     schedule: ScheduleName = None,
     chunks: Chunks = None,
     recompute: Recompute = None,
+    exposed: Annotated[
+        str | None,
+        typer.Option(
+            help="less communication beside products than the plan hides is an error, warn or ignore; default: ignore, "
+            "or error where the program asks for overlap"
+        ),
+    ] = None,
     as_json: AsJSON = False,
 ) -> None:
     """Compile a program's step and compare its collectives with the planned ones; status 1 if they differ.
 
-    Also shows memory and FLOPs of both; with --target, also the collectives of that target's compiler.
+    Also shows memory and FLOPs of both; with --target, also the collectives of that target's compiler, and what runs
+    beside each.
     """
     import jax
 
@@ -172,7 +180,7 @@ def verify(
         jax.config.update("jax_num_cpu_devices", over.size)
     loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
     with working(f"planning and compiling {program} over {over}"):
-        report = parallelize_program(loaded, over, rules, memory).verify(*loaded.args, target=target)
+        report = parallelize_program(loaded, over, rules, memory).verify(*loaded.args, target=target, exposed=exposed)
     show("verify", report, verify_facts(report), as_json)
 
 
@@ -191,7 +199,8 @@ def verify_facts(report: Any) -> dict[str, Any]:
         }
         for line in report.lines
     ]
-    return {"target": report.target, "lines": lines, "held": asdict(report.held), "notes": report.notes}
+    facts = {"target": report.target, "lines": lines, "held": asdict(report.held), "notes": report.notes}
+    return facts | ({"overlap": [asdict(line) for line in report.overlap.lines]} if report.overlap else {})
 
 
 def plan_facts(found: "Plan") -> dict[str, Any]:

@@ -21,7 +21,7 @@ from meshdsl.layouts.reshard import ReshardStep, complete
 from meshdsl.plan.op_times import OpTimes, SourceLines, make_spans, price_pipeline_parts
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import LocalCollective, Reasons, collectives_inside
-from meshdsl.plan.simulate import simulated_seconds
+from meshdsl.plan.simulate import Sent, simulate
 from meshdsl.plan.types import Array, Collective, Timing
 from meshdsl.plan.utilization import utilization
 from meshdsl.planner.problem.variables import OpClasses
@@ -44,7 +44,8 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
       classes: classes of the program's operations; None computes them.
     """
     reasons = Reasons(program, solution)
-    waits = _collectives(program, solution, reasons)
+    found = _collectives(program, solution, reasons)
+    waits = [(op, c) for op, c, _ in found]
     lines, times = SourceLines(reasons), OpTimes(program, solution, reasons, classes)
 
     @gc_paused
@@ -52,7 +53,8 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         counts = Counter(op.id for op, _ in waits)
         spans = make_spans(solution, pins.donated, reasons, lines, counts, times)
         used = utilization(program, solution, times, (c for _, c in waits))
-        return Timing(tuple(spans), simulated_seconds(program, solution, times), used)
+        seconds, exposed = simulate(program, solution, times)
+        return Timing(tuple(spans), seconds, used, tuple(exposed.get(sent, 0.0) for _, _, sent in found))
 
     return Plan(
         name=program.name,
@@ -101,30 +103,34 @@ def collectives_of(program: TracedProgram, solution: Solution, idle: Collection[
     Args:
       idle: ids of operations that do not run, and wait for none.
     """
-    return [c for op, c in _collectives(program, solution, Reasons(program, solution)) if op.id not in idle]
+    return [c for op, c, _ in _collectives(program, solution, Reasons(program, solution)) if op.id not in idle]
 
 
-def _collectives(program: TracedProgram, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective]]:
-    """Every collective with the operation that waits for it, in program order of these."""
+def _collectives(program: TracedProgram, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective, Sent]]:
+    """Every collective with the operation that waits for it, in program order of these, and what it is of."""
     found = [*_of_reshards(solution, reasons), *_of_local_programs(program, solution, reasons)]
-    return sorted(found, key=lambda pair: reasons.index.order[pair[0].id])
+    return sorted(found, key=lambda sent: reasons.index.order[sent[0].id])
 
 
-def _of_reshards(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
+def _of_reshards(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective, Sent]]:
     for value, graph in reasons.resharded():
         for step in solution.trees[value.id]:
             if step.kind in COLLECTIVES:
                 consumer, owner, reason = reasons.explain(value, step)
-                yield consumer, _collective(step, value, graph, owner, reason, reasons)
+                yield consumer, _collective(step, value, graph, owner, reason, reasons), (value.id, step.after)
 
 
-def _of_local_programs(program: TracedProgram, solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
+def _of_local_programs(
+    program: TracedProgram, solution: Solution, reasons: Reasons
+) -> Iterator[tuple[Op, Collective, Sent]]:
+    counts = Counter[int]()
     for found in collectives_inside(program.graph, solution):
         op = found.op
         reason = f"inside {op.name}, on {reasons.name(found.value)}: {found.exchange}"
         if op.manual:
             reason = f"{op.name} of {reasons.name(found.value)} {found.exchange}"
-        yield op, _collective(found, found.value, found.graph, op, reason, reasons)
+        yield op, _collective(found, found.value, found.graph, op, reason, reasons), (op.id, counts[op.id])
+        counts[op.id] += 1
 
 
 def _collective(

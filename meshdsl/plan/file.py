@@ -130,6 +130,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     regions: bool = False
     utilization: Utilization = Utilization()
     jax: str = ""
+    exposed: tuple[float, ...] = ()
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -224,6 +225,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     given["layouts"] = list(layouts)
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
+    lacking["exposed"] = not plan.exposed
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
 
@@ -267,7 +269,7 @@ def read_plan(path: str | PathLike[str]) -> PlanData:
         **{name: getattr(record, name) for name in plain},
         identity=Lazy.known(record.fingerprint),
         solution=_solution(record),
-        timing=Lazy.known(Timing(record.spans, record.simulated_seconds, record.utilization)),
+        timing=Lazy.known(Timing(record.spans, record.simulated_seconds, record.utilization, record.exposed)),
     )
 
 
@@ -413,6 +415,11 @@ def _consistency_faults(f: PlanFile) -> Iterator[str]:
         yield from check(f, mesh)
 
 
+def _timing_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    if f.exposed and len(f.exposed) != len(f.collectives):
+        yield f"exposed: seconds of {len(f.exposed)} collectives, of {len(f.collectives)}"
+
+
 def _boundary_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     """The first values are the inputs, and an output has the layout of the input that it aliases."""
     own = {value: f.layouts[at] for value, at in f.values}
@@ -497,4 +504,5 @@ _CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (
     _step_faults,
     _collective_faults,
     _span_faults,
+    _timing_faults,
 )

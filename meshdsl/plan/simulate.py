@@ -23,6 +23,7 @@ Reference: R. L. Graham, "Bounds for certain multiprocessing anomalies", Bell Sy
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -30,9 +31,8 @@ from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, TracedProgram, Value, wa
 from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports, split_operands
 from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Solution
-from meshdsl.layouts.collective_cost import COLLECTIVES
+from meshdsl.layouts.collective_cost import COLLECTIVES, slowest_link
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import collectives_inside
@@ -43,9 +43,23 @@ EXACT_ITERATIONS = 2  # iterations at either end of a loop of loops that are sim
 MAX_ITERATIONS = 128  # groups of iterations into which the iterations of another loop are collected
 
 
+Sent = tuple[int, Layout | int]  # a value and the layout it is resharded to, or an operation and which of its exchanges
+
+
 def simulated_seconds(program: TracedProgram, solution: Solution, times: OpTimes) -> float:
     """Seconds of one step with communication hidden behind independent compute."""
-    return max(list_schedule(build_tasks(program, solution, times)), default=0.0)
+    return simulate(program, solution, times)[0]
+
+
+def simulate(program: TracedProgram, solution: Solution, times: OpTimes) -> tuple[float, dict[Sent, float]]:
+    """Seconds of one step, and per collective those of them in which the device waits for it and computes nothing."""
+    tasks = build_tasks(program, solution, times)
+    ends = list_schedule(tasks)
+    exposed: dict[Sent, float] = defaultdict(float)
+    for task, seconds in zip(tasks, exposed_seconds(tasks, ends), strict=True):
+        if task.sent is not None:
+            exposed[task.sent] += seconds
+    return max(ends, default=0.0), exposed
 
 
 # ---- List scheduling -------------------------------------------------------------------------------------------------
@@ -59,12 +73,14 @@ class SimulatedTask(NamedTuple):
       seconds: how long it takes.
       after: positions of the tasks that have to be over before it begins.
       follows: its priority is that of the last task that it waits for, not its own position.
+      sent: the collective that it is, or is a part of.
     """
 
     stream: str
     seconds: float
     after: frozenset[int] = frozenset()
     follows: bool = False
+    sent: Sent | None = None
 
 
 def list_schedule(tasks: Sequence[SimulatedTask]) -> list[float]:
@@ -107,6 +123,25 @@ def list_schedule(tasks: Sequence[SimulatedTask]) -> list[float]:
         for stream in sorted(touched):
             begin(now, stream)
     return ends
+
+
+def exposed_seconds(tasks: Sequence[SimulatedTask], ends: Sequence[float]) -> list[float]:
+    """Per task, the seconds in which it runs and nothing is computed; tasks that run at the same time share them."""
+    found, running, computing, last = [0.0] * len(tasks), set[int](), 0, 0.0
+    spans = [(end - task.seconds, end, i) for i, (task, end) in enumerate(zip(tasks, ends, strict=True))]
+    times = [(time, time == begin, i) for begin, end, i in spans if begin < end for time in (begin, end)]
+    for now, starts, i in sorted(times):
+        if not computing:
+            for other in running:
+                found[other] += (now - last) / len(running)
+        last = now
+        if tasks[i].stream == COMPUTE:
+            computing += 1 if starts else -1
+        elif starts:
+            running.add(i)
+        else:
+            running.discard(i)
+    return found
 
 
 def _priorities(tasks: Sequence[SimulatedTask]) -> list[int]:
@@ -203,10 +238,7 @@ class TaskFragment:
 def build_tasks(program: TracedProgram, solution: Solution, times: OpTimes) -> list[SimulatedTask]:
     """The tasks of a whole step, in program order."""
     fragment = _TaskBuilder(program, solution, times).fragment(program.graph)
-    return [
-        SimulatedTask(stream, seconds, frozenset([i for i in after if i >= 0]), follows)
-        for stream, seconds, after, follows in fragment.tasks
-    ]
+    return [task._replace(after=frozenset([i for i in task.after if i >= 0])) for task in fragment.tasks]
 
 
 class _TaskBuilder:
@@ -214,6 +246,7 @@ class _TaskBuilder:
 
     Attributes:
       pieces: into how many pieces collectives beside matrix products are cut.
+      stream: the slowest link of the axes that a collective uses.
       inside: per operation id, the collectives of its local program, as (stream, seconds).
       divides: whether anything in the program comes in slices or pieces.
     """
@@ -221,17 +254,13 @@ class _TaskBuilder:
     def __init__(self, program: TracedProgram, solution: Solution, times: OpTimes) -> None:
         self.solution, self.times = solution, times
         self.pieces = solution.mesh.topology.pieces
-        self._links = _links(solution.mesh)
+        self.stream = partial(slowest_link, mesh=solution.mesh)
         self.inside: dict[int, list[tuple[str, float]]] = {}
         for found in collectives_inside(program.graph, solution):
             self.inside.setdefault(found.op.id, []).append((self.stream(found.axes), found.seconds))
         self._stacks = stacks(program.graph)
         self.divides = self.pieces > 1 or bool(self._stacks)
         self._fragments: dict[int, TaskFragment] = {}
-
-    def stream(self, axes: Sequence[str]) -> str:
-        """The slowest link of those that a collective uses."""
-        return max((self._links[axis] for axis in axes), key=lambda link: link[0])[1]
 
     def fragment(self, graph: Graph) -> TaskFragment:
         """The fragment of a graph, built once."""
@@ -242,15 +271,6 @@ class _TaskBuilder:
     def slice_count(self, value: Value) -> int:
         """The number of slices in which a value is known."""
         return value.shape[0] if value.id in self._stacks else 1
-
-
-def _links(mesh: Mesh) -> dict[str, tuple[float, str]]:
-    """Per axis, seconds per byte and name of its link; axes that share a switch share a link."""
-    own, links = dict(mesh.topology.axes), mesh.topology.axis_links(mesh)
-    return {
-        name: (1 / link.bandwidth, name if name in own or link.torus else f"{link.bandwidth:g}")
-        for name, link in links.items()
-    }
 
 
 class _FragmentBuilder:
@@ -316,14 +336,14 @@ class _FragmentBuilder:
             return self._divided(COMPUTE, step.seconds, [slices], len(slices))
         whole = len(slices) == 1 and self.builder.slice_count(value) == 1
         count = self.builder.pieces if whole else len(slices)
-        return self._divided(self.builder.stream(step.axes), step.seconds, [slices], count)
+        return self._divided(self.builder.stream(step.axes), step.seconds, [slices], count, sent=(value.id, step.after))
 
     def _compute(self, op: Op, operands: Sequence[Slices]) -> Slices:
         """The exchanges of an operation's local program, then its computation."""
         builder, seconds = self.builder, self.builder.times.compute_seconds(op)
         count = self._common_slices(op, operands) if builder.divides else 1
-        for stream, sent in builder.inside.get(op.id, ()):
-            operands = [self._divided(stream, sent, operands, count)]
+        for i, (stream, sent) in enumerate(builder.inside.get(op.id, ())):
+            operands = [self._divided(stream, sent, operands, count, sent=(op.id, i))]
         if builder.divides and self._in_pieces(op, operands, count):
             return self._divided(COMPUTE, seconds, operands, builder.pieces, separate=True)
         return self._divided(COMPUTE, seconds, operands, count)
@@ -343,29 +363,37 @@ class _FragmentBuilder:
         return sent or any(len(slices) == self.builder.pieces for slices in operands)
 
     def _divided(
-        self, stream: str, seconds: float, operands: Sequence[Slices], count: int, separate: bool = False
+        self,
+        stream: str,
+        seconds: float,
+        operands: Sequence[Slices],
+        count: int,
+        separate: bool = False,
+        sent: Sent | None = None,
     ) -> Slices:
         """``count`` tasks that share ``seconds``, each after its slice of the operands.
 
         Args:
           separate: they are not merged with the task before, since others may wait for one of them.
+          sent: the collective that they are.
         """
         if count == 1:
             after = _union([refs for slices in operands for refs in slices])
-            return (self._task(stream, seconds, after, False, separate),)
+            return (self._task(SimulatedTask(stream, seconds, after, False, sent), separate),)
         waits = [_union([s[i] if len(s) == count else _union(s) for s in operands]) for i in range(count)]
-        return tuple(self._task(stream, seconds / count, refs, True, separate) for refs in waits)
+        return tuple(self._task(SimulatedTask(stream, seconds / count, refs, True, sent), separate) for refs in waits)
 
-    def _task(self, stream: str, seconds: float, after: Refs, follows: bool, separate: bool) -> Refs:
+    def _task(self, task: SimulatedTask, separate: bool) -> Refs:
         """Adds one task; the last one becomes longer instead if it waits for as much and nothing waits for it yet."""
-        if not seconds:
+        after = task.after
+        if not task.seconds:
             return after
         here, over = len(self.tasks), self.over[-1] if self.over else frozenset()
-        if here and not separate and stream == self.tasks[-1].stream == COMPUTE and after <= over:
+        if here and not separate and task.stream == self.tasks[-1].stream == COMPUTE and after <= over:
             last = self.tasks[-1]
-            self.tasks[-1] = SimulatedTask(COMPUTE, last.seconds + seconds, last.after, last.follows)
+            self.tasks[-1] = last._replace(seconds=last.seconds + task.seconds)
             return frozenset({here - 1})
-        self.tasks.append(SimulatedTask(stream, seconds, after, follows))
+        self.tasks.append(task)
         self.over.append(after | over | {here} if here - 1 in after else after | {here})
         return frozenset({here})
 
@@ -379,7 +407,7 @@ class _FragmentBuilder:
         for task in fragment.tasks:
             after = here(task.after)
             self.over.append(after | {len(self.tasks)})
-            self.tasks.append(SimulatedTask(task.stream, task.seconds * times, after, task.follows))
+            self.tasks.append(task._replace(seconds=task.seconds * times, after=after))
         return [tuple(map(here, slices)) for slices in fragment.results]
 
 

@@ -170,11 +170,16 @@ class Utilization(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Where the time of a step goes, and its length with communication hidden behind independent compute."""
+    """Where the time of a step goes, and its length with communication hidden behind independent compute.
+
+    Args:
+      exposed: per collective of the plan, the seconds per step that are not hidden; empty if that is not known.
+    """
 
     spans: tuple[Span, ...] = ()
     simulated_seconds: float = 0.0
     utilization: Utilization = Utilization()
+    exposed: tuple[float, ...] = ()
 
 
 # ---- The plan --------------------------------------------------------------------------------------------------------
@@ -198,7 +203,7 @@ class PlanData:
       regions: whether parts of dims that are only reduced are computed where they lie.
       pipeline: microbatches and stages, if the step has them.
       lines: source lines of the operations with some context, ordered by file and line.
-      timing: ``spans``, ``simulated_seconds`` and ``utilization``, computed when one of them is first used.
+      timing: ``spans``, ``simulated_seconds``, ``exposed`` and ``utilization``, computed when one is first used.
       jax: version of jax that traced the step, which does not make plans unequal; empty in older files.
     """
 
@@ -236,6 +241,15 @@ class PlanData:
         thing after the other.
         """
         return self.timing.value.simulated_seconds
+
+    @property
+    def exposed(self) -> tuple[float, ...]:
+        """Per collective, in the plan's order, the seconds per step in which the device only waits for it.
+
+        Their sum is that by which the simulated step is longer than its computation; empty in a plan loaded from a file
+        that has none.
+        """
+        return self.timing.value.exposed
 
     @property
     def utilization(self) -> Utilization:

@@ -151,6 +151,7 @@ def test_collectives_are_verified_for_a_target(folder):
     assert "lowered bytes   compiled bytes" in printed
     facts = json.loads(run("verify", "whole.py", "--target", "tpu-v5e:2x2", "--json")[1])
     assert all(line["planned_bytes"] == line["lowered_bytes"] for line in facts["lines"]) and facts["lines"]
+    assert "the program sends for" in printed and all(line["covered"] == 0 for line in facts["overlap"])
 
 
 def test_topologies_are_listed_shown_and_taken(folder):

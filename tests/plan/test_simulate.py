@@ -11,7 +11,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.ir.graph import walk
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
-from meshdsl.plan.simulate import COMPUTE, SimulatedTask, list_schedule, stacks
+from meshdsl.plan.simulate import COMPUTE, SimulatedTask, exposed_seconds, list_schedule, stacks
 from meshdsl.trace import trace
 
 LINK, OTHER = "link", "other link"
@@ -34,6 +34,11 @@ def test_what_the_next_operation_needs_stands_in_its_way():
 def test_a_link_takes_what_is_due_first_and_never_two_at_a_time():
     jobs = [job(COMPUTE, 1.0), job(LINK, 5.0, 0), job(LINK, 1.0), job(LINK, 1.0)]
     assert list_schedule(jobs) == [1.0, 6.0, 1.0, 7.0]
+
+
+def test_seconds_without_computation_belong_to_the_transfers_in_them():
+    jobs = [job(COMPUTE, 1.0), job(LINK, 4.0), job(OTHER, 2.0, 0), job(COMPUTE, 1.0, 1)]
+    assert exposed_seconds(jobs, list_schedule(jobs)) == [0.0, 1.0 + 1.0, 1.0, 0.0]
 
 
 def test_what_follows_is_due_behind_the_job_that_it_waits_for():
@@ -94,6 +99,8 @@ def test_a_simulated_step_is_shorter_than_one_thing_after_the_other(strategy, mi
     plan = md.parallelize(program.step, MESH, rules=program.rules, pipeline=pipeline).plan(*program.args)
     compute = sum(span.seconds * span.trips for span in plan.spans)
     assert compute < plan.simulated_seconds * (1 + 1e-9) and plan.simulated_seconds < plan.seconds
+    assert len(plan.exposed) == len(plan.collectives) and min(plan.exposed) >= 0
+    assert sum(plan.exposed) == pytest.approx(plan.simulated_seconds - compute, abs=1e-9 * compute)
 
 
 def layers(ws, x):
@@ -111,6 +118,7 @@ def test_gathering_the_next_layer_is_hidden_behind_this_one():
     sent, compute = gather.seconds * gather.trips, sum(span.seconds * span.trips for span in plan.spans)
     assert plan.seconds == pytest.approx(compute + sent)
     assert plan.simulated_seconds == pytest.approx(compute + sent / 8)
+    assert plan.exposed == pytest.approx([sent / 8])
 
 
 @pytest.mark.parametrize("bandwidth", [1e8, 1e10])

@@ -1,0 +1,213 @@
+"""What runs beside each collective of a compiled program, read from its schedule.
+
+Compilers of TPUs and GPUs print computations in the order in which a device runs them (``is_scheduled=true``). A
+collective is asynchronous where that order has products between its start and its done:
+
+    %s = (...) all-gather-start(%w)             or a TPU's fusion that contains AsyncCollectiveStart
+    %p = bf16[...] fusion(%x, %v), ...          a product, a fusion with one, a library's call, a loop with products
+    %d = bf16[...] all-gather-done(%s)          or the fusion of the same chain that contains AsyncCollectiveDone
+
+Anything else is synchronous: a plain collective, one that a GPU's compiler marks ``is_sync``, and a start with nothing
+but copies before its done.
+
+A collective is *covered* for as long as the products beside it take, at the prices of the topology. Transfers over one
+link follow each other, so a second of a product covers one of them only: products are given in the order of the
+schedule to the transfer in flight that ends first, which covers as many seconds as any other order (Jackson's rule).
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import prod
+
+from meshdsl.layouts.collective_cost import exchange_price, slowest_link
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.hlo.collectives import CompiledCollective, collective_at, collective_kind, readers_of
+from meshdsl.lowering.hlo.flops import is_product, product_at
+from meshdsl.lowering.hlo.parse import Instruction, InstructionSite, Module, called, executed, trip_count
+
+_CHAIN = re.compile(r'chain_id="?(\w+)')
+_START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
+_PRICED_AS = {"collective-broadcast": "collective-permute"}  # one block over one link
+
+
+@dataclass(frozen=True)
+class ScheduledCollective:
+    """A collective and the products that its computation's schedule has between its start and its done.
+
+    Args:
+      sent: kind, axes, bytes and executions.
+      seconds: of one execution, at the prices of the topology.
+      covered: seconds of one execution that lie beside products.
+      beside: names of the instructions with products between start and done; empty if it is synchronous.
+    """
+
+    sent: CompiledCollective
+    seconds: float
+    covered: float = 0.0
+    beside: tuple[str, ...] = ()
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether products run beside it."""
+        return bool(self.beside)
+
+
+def scheduled_collectives(module: Module, mesh: Mesh) -> tuple[ScheduledCollective, ...]:
+    """Returns every collective between several devices of a scheduled program, in its order, loops counted."""
+    return _Schedule(module, mesh).of(module.entry).collectives
+
+
+def collective_seconds(found: CompiledCollective, mesh: Mesh) -> float:
+    """Returns the seconds of one execution of a compiled collective, as a plan prices it, without copies of blocks."""
+    axes = found.axes if found.axes is not None else mesh.names[:1]
+    whole = found.kind == "collective-permute" or found.group == prod(mesh.axis(name) for name in axes)
+    kind = _PRICED_AS.get(found.kind, found.kind)
+    price = exchange_price(kind, axes, mesh, 0 if whole else found.group)
+    return price.seconds(float(found.bytes) / price.sent)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of a computation: its collectives, the seconds of its products, and those taken per link."""
+
+    collectives: tuple[ScheduledCollective, ...] = ()
+    products: float = 0.0
+    taken: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _InFlight:
+    """A collective in flight: where it ends, and what is covered of it so far."""
+
+    found: ScheduledCollective
+    link: str
+    ends: int
+    covered: float = 0.0
+    beside: list[str] = field(default_factory=list)
+
+
+class _Schedule:
+    """Reads the computations of a module, each once."""
+
+    def __init__(self, module: Module, mesh: Mesh) -> None:
+        self.module, self.mesh = module, mesh
+        self.of = cache(self._of)
+
+    def _of(self, name: str) -> _Run:
+        """One run of a computation, in the order of its instructions."""
+        lines = self.module.computations.get(name, ())
+        readers, ends, mesh = readers_of(lines), self._ends(lines), self.mesh
+        found: list[ScheduledCollective | _InFlight] = []
+        flying: list[_InFlight] = []
+        total, taken = 0.0, defaultdict[str, float](float)
+        for at, line in enumerate(lines):
+            flying = [transfer for transfer in flying if transfer.ends > at]
+            for site in self._sent(line, name):
+                inside = readers if site.inside == name else readers_of(self.module.computations[site.inside])
+                sent = collective_at(site, inside, mesh)
+                if sent.group == 1:
+                    continue
+                one = ScheduledCollective(sent, collective_seconds(sent, mesh))
+                if ends.get(at, at) == at:
+                    found.append(one)
+                else:
+                    axes = sent.axes if sent.axes is not None else mesh.names[:1]
+                    flying.append(_InFlight(one, slowest_link(axes, mesh), ends[at]))
+                    found.append(flying[-1])
+            run = self._inside(line, name)
+            found += run.collectives
+            if run.products:
+                total += run.products
+                for link, seconds in _cover(line.name, run, flying).items():
+                    taken[link] += seconds
+        return _Run(tuple(map(_landed, found)), total, dict(taken))
+
+    def _sent(self, line: Instruction, inside: str) -> Iterator[InstructionSite]:
+        """The collectives that an instruction starts, or is; those of loops and branches are their bodies' own."""
+        if collective_kind(line.opcode):
+            yield InstructionSite(line, inside)
+        elif line.opcode in ("fusion", "async-start"):
+            for callee in called(line):
+                yield from executed(replace(self.module, entry=callee), lambda each: bool(collective_kind(each.opcode)))
+
+    def _inside(self, line: Instruction, name: str) -> _Run:
+        """What an instruction computes, and what the loop or the branches that it is send."""
+        if is_product(line):
+            product = product_at(line, self.module.computations[name])
+            return _Run(products=product.seconds(self.mesh.topology))
+        if line.opcode in ("fusion", "custom-call"):
+            return _Run(products=sum(map(self._fused, called(line))))
+        if line.opcode not in ("while", "call", "conditional", "async-start"):
+            return _Run()
+        count = trip_count(line, self.module) if line.opcode == "while" else 1
+        trips, known, taken = count or 1, count is not None, defaultdict[str, float](float)
+        runs = [self.of(callee) for callee in called(line)]
+        for run in runs:
+            for link, seconds in run.taken.items():
+                taken[link] += trips * seconds
+        sent = [_repeated(one, trips, known) for run in runs for one in run.collectives]
+        sent = [] if line.opcode == "async-start" else sent
+        return _Run(tuple(sent), trips * sum(run.products for run in runs), dict(taken))
+
+    def _fused(self, callee: str) -> float:
+        """Seconds of the products of a fusion."""
+        sites = executed(replace(self.module, entry=callee), is_product)
+        found = ((site.trips, product_at(site.instruction, self.module.computations[site.inside])) for site in sites)
+        return sum(trips * product.seconds(self.mesh.topology) for trips, product in found)
+
+    def _ends(self, lines: Iterable[Instruction]) -> dict[int, int]:
+        """Per position of a start, the position of its done."""
+        starts: dict[str, int] = {}
+        found: dict[int, int] = {}
+        for at, line in enumerate(lines):
+            if line.opcode.endswith("-start") and '"is_sync":true' not in line.rest:
+                starts[line.name] = at
+            elif line.opcode.endswith("-update") and line.operands[0] in starts:
+                starts[line.name] = starts[line.operands[0]]
+            elif line.opcode.endswith("-done") and line.operands[0] in starts:
+                found[starts[line.operands[0]]] = at
+            elif line.opcode == "fusion":
+                for mark, chain in self._chain(line):
+                    if mark == _START:
+                        starts[chain] = at
+                    elif chain in starts:
+                        found[starts[chain]] = at
+        return found
+
+    def _chain(self, line: Instruction) -> Iterator[tuple[str, str]]:
+        """Whether a TPU's fusion starts or ends a chain, and which."""
+        for inner in (inner for callee in called(line) for inner in self.module.computations.get(callee, ())):
+            marks = [mark for mark in (_START, _DONE) if mark in inner.rest]
+            if marks:
+                yield marks[0], self._chain_of(line)
+
+    def _chain_of(self, line: Instruction) -> str:
+        lines = (inner for callee in called(line) for inner in self.module.computations[callee])
+        return next((f"chain {match.group(1)}" for inner in lines if (match := _CHAIN.search(inner.rest))), "chain")
+
+
+def _cover(name: str, run: _Run, flying: Iterable[_InFlight]) -> dict[str, float]:
+    """Gives the seconds of products to the transfers in flight; returns the seconds that are taken per link."""
+    left = defaultdict(lambda: run.products, {link: run.products - seconds for link, seconds in run.taken.items()})
+    for transfer in sorted(flying, key=lambda transfer: transfer.ends):
+        given = min(left[transfer.link], transfer.found.seconds - transfer.covered)
+        left[transfer.link] -= given
+        transfer.covered += given
+        transfer.beside.append(name)
+    return {link: run.products - seconds for link, seconds in left.items()}
+
+
+def _landed(found: ScheduledCollective | _InFlight) -> ScheduledCollective:
+    """The collective with what was covered of it."""
+    if isinstance(found, ScheduledCollective):
+        return found
+    return replace(found.found, covered=found.covered, beside=tuple(found.beside))
+
+
+def _repeated(one: ScheduledCollective, trips: int, known: bool) -> ScheduledCollective:
+    """A collective of a loop's body, once per iteration."""
+    sent = replace(one.sent, trips=one.sent.trips * trips, known=one.sent.known and known)
+    return replace(one, sent=sent)
