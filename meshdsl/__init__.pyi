@@ -9,6 +9,9 @@ from meshdsl.api.mesh_search import search as search
 from meshdsl.api.program import Program as Program
 from meshdsl.api.sharded import Sharded as Sharded
 from meshdsl.api.sharded import parallelize as parallelize
+from meshdsl.api.inspect import PlanComparison as PlanComparison
+from meshdsl.api.inspect import Inspection as Inspection
+from meshdsl.api.inspect import inspect as inspect
 from meshdsl.api.watch import Watch as Watch
 from meshdsl.api.watch import watch as watch
 from meshdsl.calibrate import calibrate as calibrate

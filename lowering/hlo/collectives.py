@@ -175,6 +175,22 @@ _SCOPE = re.compile(rf"(?:{'|'.join(KINDS)})\([\w,]*\) (\w+)")
 
 
 @dataclass(frozen=True)
+class SentTensor:
+    """One of the tensors that a collective sends.
+
+    Args:
+      dtype, dims: of one device's result, as compiled.
+      bytes: bytes that one device sends per iteration.
+      about: attributes of the instruction, or of the line that takes this tensor out of a combined one.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    bytes: Fraction
+    about: str
+
+
+@dataclass(frozen=True)
 class CompiledCollective:
     """A collective in a compiled program.
 
@@ -187,6 +203,7 @@ class CompiledCollective:
       recast: this backend sends numbers in another width than planned; ``bytes`` counts the planned one.
       scope: the name stack it was traced under.
       name: of the instruction.
+      tensors: what it sends; several if the compiler has combined collectives.
     """
 
     kind: str
@@ -198,6 +215,7 @@ class CompiledCollective:
     recast: bool
     scope: str
     name: str = ""
+    tensors: tuple[SentTensor, ...] = ()
 
 
 def compiled_collectives(text: str, mesh: Mesh) -> tuple[CompiledCollective, ...]:
@@ -234,15 +252,23 @@ def collective_at(site: InstructionSite, readers: Readers, mesh: Mesh) -> Compil
             axes = _axes_around(_scope(line), groups, mesh)
     scope = _scope(line)
     parts = arrays(_result(line))
-    scopes = _scopes_of_parts(line, readers) if len(parts) > 1 else {}
+    taken = _lines_of_parts(line, readers) if len(parts) > 1 else {}
+    scopes = {i: found for i, text in taken.items() if _SCOPE.search(found := _scope_in(text))}
     widths = [_width(scopes.get(i, scope), part.dtype) for i, part in enumerate(parts)]
-    sent = _SENT[kind](sum((p.bytes * w for p, w in zip(parts, widths, strict=True)), Fraction(0)), group)
-    if kind == "all-reduce" and "all-reduce-scatter" in site.inside:  # a TPU's fusion with the slice that follows
-        kind, sent = "reduce-scatter", sent / 2
+    # a TPU's fusion of an all-reduce with the slice that follows sends half as much
+    halved = kind == "all-reduce" and "all-reduce-scatter" in site.inside
+    each = [_SENT[kind](p.bytes * w, group) / (2 if halved else 1) for p, w in zip(parts, widths, strict=True)]
+    if halved:
+        kind = "reduce-scatter"
     if kind == "ragged-all-to-all":  # plans call it by what it is on the wire
         kind = "all-to-all"
     recast = any(w != 1 for w in widths)
-    return CompiledCollective(kind, axes, group, sent, site.trips, site.known, recast, scope, line.name)
+    tensors = tuple(
+        SentTensor(part.dtype, part.dims, sent, taken.get(i, line.rest))
+        for i, (part, sent) in enumerate(zip(parts, each, strict=True))
+    )
+    whole = sum(each, Fraction(0))
+    return CompiledCollective(kind, axes, group, whole, site.trips, site.known, recast, scope, line.name, tensors)
 
 
 _SENT: dict[str, Callable[[Fraction, int], Fraction]] = {
@@ -264,7 +290,11 @@ def _result(line: Instruction) -> str:
 
 
 def _scope(line: Instruction) -> str:
-    match = _OP_NAME.search(line.rest)
+    return _scope_in(line.rest)
+
+
+def _scope_in(attributes: str) -> str:
+    match = _OP_NAME.search(attributes)
     return match.group(1) if match else ""
 
 
@@ -283,12 +313,11 @@ def readers_of(lines: Sequence[Instruction]) -> Readers:
     return found
 
 
-def _scopes_of_parts(line: Instruction, readers: Readers) -> dict[int, str]:
-    """Per tensor of a combined instruction, the scope of the line that takes it out, if it names a collective."""
+def _lines_of_parts(line: Instruction, readers: Readers) -> dict[int, str]:
+    """Per tensor of a combined instruction, the attributes of the line that takes it out."""
     taken = list(readers.get(line.name, ()))
     taken += [other for done in taken if done.opcode.endswith("-done") for other in readers.get(done.name, ())]
-    found = {int(index.group(1)): _scope(other) for other in taken if (index := _INDEX.search(other.rest))}
-    return {i: scope for i, scope in found.items() if _SCOPE.search(scope)}
+    return {int(index.group(1)): other.rest for other in taken if (index := _INDEX.search(other.rest))}
 
 
 def _operand(line: Instruction) -> str:

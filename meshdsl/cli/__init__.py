@@ -5,7 +5,8 @@ ends with the traceback instead. ``docs/reference/cli.md`` lists all statuses. A
 ends quietly, with the status of a process killed by SIGPIPE.
 
 Modules: ``options`` that several commands take, ``programs`` (loading), ``output``, ``statuses`` (of errors), then one
-per group of commands: ``plan`` (plan, diff, check, explain, verify), ``search``, ``report``, ``train``, ``topology``.
+per group of commands: ``plan`` (plan, diff, check, explain, verify), ``search``, ``report``, ``inspect``, ``train``,
+``topology``.
 jax is imported inside the commands, so that help texts and shell completion are quick.
 """
 
@@ -17,6 +18,7 @@ import typer
 
 import meshdsl
 from meshdsl.cli import plan, topology
+from meshdsl.cli.inspect import inspect
 from meshdsl.cli.report import report
 from meshdsl.cli.search import search
 from meshdsl.cli.statuses import message_of, status_of
@@ -25,7 +27,7 @@ from meshdsl.util.exit_status import CLOSED_PIPE
 from meshdsl.util.text import visible
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, search, report, train):
+for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, search, report, inspect, train):
     app.command()(command)
 app.add_typer(topology.app, name="topology")
 

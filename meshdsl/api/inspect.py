@@ -1,0 +1,620 @@
+"""``inspect``: what a program that XLA has partitioned communicates, on the lines of its source, in axes of its mesh.
+
+    found = md.inspect(jitted, state, batch)      # compiled as the call would compile it; nothing runs
+    print(found)                                  # every collective: kind, axes, bytes, iterations, line
+    print(found.compare())                        # beside the best plan of the same step
+
+It takes what others write: ``jax.jit`` with shardings, explicit axes, ``shard_map``. The compiled program is read, so
+what is reported is what runs. The best plan is one between the same inputs and outputs, free in between: constraints
+inside the step are ignored.
+"""
+
+import inspect as python_inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from linecache import getline
+from math import prod
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from meshdsl.api.sharded import Sharded, parallelize
+from meshdsl.api.stages import CallStages
+from meshdsl.errors import ArgumentError, MeshDSLError, is_a
+from meshdsl.ir.graph import Source, Value, walk
+from meshdsl.layouts.collective_cost import COLLECTIVES, exchange_price
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import Topology
+from meshdsl.lowering.hlo.collectives import CompiledCollective, SentTensor, collectives_of_module
+from meshdsl.lowering.hlo.flops import product_flops
+from meshdsl.lowering.hlo.parse import parse_module
+from meshdsl.lowering.hlo.source import InstructionSources
+from meshdsl.lowering.interpreter import run_graph
+from meshdsl.lowering.reference import WholeTarget
+from meshdsl.lowering.verify import compiled_bytes
+from meshdsl.pins import AS_GIVEN
+from meshdsl.plan.budget import Kinds, check_budget
+from meshdsl.plan.op_times import plan_flops
+from meshdsl.plan.plan import Plan
+from meshdsl.plan.reasons import SourceNames
+from meshdsl.shardings import StatedMesh, axes_of, mesh_of, partition_spec, topology_at_hand
+from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
+
+_SHOWN = 12  # rows of a printed table
+_MOST = 0.9  # part of the excess that the lines with a remedy make up together
+_LINES = 5  # of them, at most
+_STATEMENTS = 3  # constraints of a line that are shown
+_WIDE = 60  # characters of a source line
+
+
+# ---- What a compiled program sends -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InspectedCollective:
+    """A tensor that a compiled program sends by a collective.
+
+    Args:
+      kind: of the collective, as plans name it.
+      axes: mesh axes that it runs over; empty if its groups of devices are no axes.
+      group: devices in a group.
+      bytes: bytes that one device sends per iteration.
+      trips: iterations per step; those of a loop whose number depends on data count once.
+      estimated: whether they do.
+      seconds: predicted seconds per iteration under the topology of the mesh; a combined collective's are divided
+        among its tensors by their bytes.
+      phase: forward or backward, by jax's name stack; empty for what is neither.
+      source: line of the user's program, ``file.py:12``.
+      text: that line.
+      tensor: type of one device's result, ``float32[8,64]``.
+      note: what is wasteful about it; empty if nothing is known to be.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group: int
+    bytes: int
+    trips: int
+    estimated: bool
+    seconds: float
+    phase: str
+    source: str
+    text: str
+    tensor: str
+    note: str = ""
+
+    @property
+    def over(self) -> str:
+        """The axes, or the size of the groups."""
+        return ",".join(self.axes) if self.axes else f"groups of {self.group}"
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """A compiled program, as ``inspect`` has read it; ``print`` shows all collectives.
+
+    Args:
+      name: of the step.
+      mesh: with the names of its axes, and the topology that seconds are predicted for.
+      collectives: every tensor sent, in program order.
+      memory: bytes of one device: arguments, results and temporary values.
+      flops: of the products and convolutions of one device.
+
+    Example:
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> rows = jax.device_put(jnp.ones((64, 8)), jax.NamedSharding(mesh, jax.P("data")))
+      >>> found = md.inspect(jax.jit(lambda x: x.sum(0)), rows)
+      >>> [(c.kind, c.axes, c.bytes) for c in found.collectives]
+      [('all-reduce', ('data',), 56)]
+    """
+
+    name: str
+    mesh: Mesh
+    collectives: tuple[InspectedCollective, ...]
+    memory: int
+    flops: int
+    _step: "_TracedStep"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that one device sends in one step."""
+        return sum(c.bytes * c.trips for c in self.collectives)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of all collectives of one step, one after the other."""
+        return sum(c.seconds * c.trips for c in self.collectives)
+
+    def assert_at_most(self, bytes: float | None = None, kinds: Kinds | None = None) -> None:
+        """Raise BudgetError, an AssertionError, if the program communicates more.
+
+        Args:
+          bytes: limit on the bytes that one device sends in one step.
+          kinds: limits on the runs of each kind of collective, ``{"all-reduce": 2}``, or the kinds that may occur.
+        """
+        check_budget(f"the compiled program of {self.name}", self.collectives, bytes, kinds)
+
+    def compare(self) -> "PlanComparison":
+        """Plan the same step between the same inputs and outputs, and return both sides.
+
+        Raises:
+          ArgumentError: the step cannot be planned; the message says why.
+        """
+        return self._comparison
+
+    @cached_property
+    def _comparison(self) -> "PlanComparison":
+        sharded, args = self._step.planned(self.mesh)
+        try:
+            plan = sharded.plan(*args)
+        except MeshDSLError as error:
+            raise ArgumentError(f"{self.name} cannot be planned to compare with: {error}") from error
+        return PlanComparison(self, plan, self._step, sharded.stages(*args))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All figures as plain values, as ``meshdsl inspect --json`` prints them."""
+        rows = [{name: getattr(c, name) for name in InspectedCollective.__dataclass_fields__} for c in self.collectives]
+        totals = {"bytes": self.bytes, "seconds": self.seconds, "memory": self.memory, "flops": self.flops}
+        return {"name": self.name, "mesh": str(self.mesh), "topology": self.mesh.topology.name, **totals} | {
+            "collectives": rows
+        }
+
+    def __str__(self) -> str:
+        title = f"{self.name} on mesh {self.mesh}, compiled by XLA; seconds of topology {self.mesh.topology.name}"
+        counted = f"{len(self.collectives)} tensor{'s' * (len(self.collectives) != 1)}"
+        sums = [
+            f"sends {bytes_text(self.bytes)} per device and step in {counted}, {seconds_text(self.seconds)}",
+            f"memory {bytes_text(self.memory)} per device, products {self.flops:.4g} FLOPs per device",
+        ]
+        return "\n".join([title, *sums, *(("", *table(self._rows())) if self.collectives else ())])
+
+    def _rows(self) -> list[list[str]]:
+        """A row per kind, axes, line and tensor, those that send most first."""
+        alike: dict[tuple[str, ...], list[InspectedCollective]] = defaultdict(list)
+        for c in self.collectives:
+            alike[c.source, c.kind, c.over, c.tensor, c.phase].append(c)
+        order = sorted(alike.values(), key=lambda found: -sum(c.bytes * c.trips for c in found))
+        rows = [["collective", "axes", "bytes", "runs", "seconds", "tensor", "phase", "line", ""]]
+        for found in order[:_SHOWN]:
+            c, runs = found[0], sum(each.trips for each in found)
+            sent, spent = (sum(getattr(x, name) * x.trips for x in found) for name in ("bytes", "seconds"))
+            mark = "?" if c.estimated else ""
+            where = f"{c.source}  {_cut(c.text)}".rstrip()
+            rows.append(
+                [
+                    c.kind,
+                    c.over,
+                    bytes_text(sent),
+                    f"{runs}{mark}",
+                    seconds_text(spent),
+                    c.tensor,
+                    c.phase,
+                    where,
+                    c.note,
+                ]
+            )
+        if len(order) > _SHOWN:
+            rest = sum(c.bytes * c.trips for found in order[_SHOWN:] for c in found)
+            rows.append([f"{len(order) - _SHOWN} more", "", bytes_text(rest), *[""] * 6])
+        return rows
+
+
+def inspect(
+    step: Callable[..., Any],
+    *args: Any,
+    mesh: StatedMesh | None = None,
+    topology: Topology | str | None = None,
+    **kwargs: Any,
+) -> Inspection:
+    """Compile a jitted function for these arguments, and return every collective that it runs.
+
+    Args:
+      step: what ``jax.jit`` returned, whatever places its arrays: ``in_shardings``, placed arguments, an ambient mesh,
+        ``with_sharding_constraint``, explicit axes, ``jax.shard_map``.
+      *args: its arguments: placed arrays, or ``jax.ShapeDtypeStruct`` with shardings; keywords as well. Nothing is run
+        or donated.
+      mesh: names the axes; default is the mesh of the program's inputs and outputs.
+      topology: that seconds are predicted for; default is that of the devices at hand.
+
+    Returns:
+      The collectives, totals, memory and FLOPs. ``compare`` sets the best plan of the same step beside it.
+
+    Raises:
+      ArgumentError: ``step`` is not jitted, or nothing that goes in or out lies on a mesh.
+
+    Example:
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> rows = jax.device_put(jnp.ones((64, 8)), jax.NamedSharding(mesh, jax.P("data")))
+      >>> md.inspect(jax.jit(lambda x: x.sum()), rows).bytes
+      7
+
+    XLA's partitioner (GSPMD, Xu et al. 2021; Shardy) leaves no trace of why it sends something; the lines are those of
+    the operations that the collectives serve.
+    """
+    traced = _TracedStep.of(step, args, kwargs)
+    found = traced.mesh if mesh is None else None
+    over = mesh_of(mesh if mesh is not None else _required(found, traced.name))
+    if topology is not None or not over.states_topology:
+        over = Mesh(topology=topology or topology_at_hand(over).topology, **over.sizes_by_name)
+    if over.size != traced.size:
+        raise ArgumentError(f"mesh={over} has {over.size} devices, and {traced.name} runs on {traced.size}")
+    return _inspection(traced, over)
+
+
+def _required(found: Any, name: str) -> Any:
+    if found is None:
+        raise ArgumentError(
+            f"{name}: no argument and no result lies on a mesh of several devices, so it runs on one; place its "
+            "arguments by jax.device_put(x, NamedSharding(mesh, spec)), or state in_shardings="
+        )
+    return found
+
+
+def _inspection(traced: "_TracedStep", mesh: Mesh) -> Inspection:
+    text = traced.compiled.as_text() or ""
+    module, lines = parse_module(text), InstructionSources(text)
+    collectives = collectives_of_module(module, mesh)
+    pairs = [(c, tensor, lines.of(tensor.about)) for c in collectives for tensor in c.tensors]
+    names = SourceNames(source for *_, source in pairs)
+    found = tuple(_inspected(*pair, names, mesh, traced.split_shapes) for pair in pairs)
+    return Inspection(traced.name, mesh, found, compiled_bytes(traced.compiled), product_flops(module), traced)
+
+
+def _inspected(
+    c: CompiledCollective,
+    tensor: SentTensor,
+    source: Source,
+    names: SourceNames,
+    mesh: Mesh,
+    split: Mapping[tuple[int, ...], set[str]],
+) -> InspectedCollective:
+    scope, share = _scope_of(tensor.about) or c.scope, tensor.bytes / c.bytes if c.bytes else Fraction(0)
+    return InspectedCollective(
+        kind=c.kind,
+        axes=c.axes or (),
+        group=c.group,
+        bytes=round(tensor.bytes),
+        trips=c.trips,
+        estimated=not c.known,
+        seconds=_seconds(c, mesh) * float(share),
+        phase="backward" if "transpose(" in scope else "forward" if "jvp(" in scope else "",
+        source=names.of(source),
+        text=getline(source.file, source.line).strip() if source.file else "",
+        tensor=f"{tensor.dtype}[{','.join(map(str, tensor.dims))}]",
+        note=_waste(c, bool(split.get(tensor.dims, set()) & set(c.axes or ())), scope),
+    )
+
+
+def _scope_of(attributes: str) -> str:
+    return attributes.partition('op_name="')[2].partition('"')[0]
+
+
+def _waste(c: CompiledCollective, is_argument: bool, scope: str) -> str:
+    """What a reader should know of a collective at once.
+
+    Args:
+      is_argument: whether the tensor is as large as a whole argument that lies split over an axis of the collective.
+    """
+    if c.kind == "all-gather" and is_argument:
+        return f"gathers a whole argument{f', {c.trips} times' if c.trips > 1 else ''}"
+    if c.kind == "all-reduce" and c.trips > 1 and "transpose(" in scope:
+        return f"reduces in every one of {c.trips} iterations"
+    if c.kind == "all-reduce" and is_argument:
+        return "reduces the whole of what lies split"
+    return ""
+
+
+def _seconds(c: CompiledCollective, mesh: Mesh) -> float:
+    """Predicted seconds of one run of a collective, from the bytes that one device sends."""
+    k, sent = c.group, float(c.bytes)
+    if c.axes is not None and c.kind != "collective-permute":
+        k = prod(mesh.axis(axis) for axis in c.axes)
+    axes = c.axes or tuple(name for name, size in mesh if size > 1)
+    kind = c.kind if c.kind in COLLECTIVES else "collective-permute"
+    block = {
+        "all-gather": lambda: sent / (k - 1),
+        "all-reduce": lambda: sent * k / (2 * (k - 1)),
+        "reduce-scatter": lambda: sent * k / (k - 1),
+        "all-to-all": lambda: sent * k / (k - 1),
+        "collective-permute": lambda: sent,
+    }[kind]()
+    return exchange_price(kind, axes, mesh, 0 if c.axes else k).seconds(block)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
+
+
+# ---- The step, traced and compiled -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _TracedStep:
+    """A jitted function, traced and compiled for some arguments."""
+
+    name: str
+    traced: Any
+    compiled: Any
+    parameters: tuple[str, ...]
+
+    @classmethod
+    def of(cls, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_TracedStep":
+        if isinstance(step, Sharded):
+            raise ArgumentError("inspect reads programs of jax.jit; of this one, plan and verify say the same and more")
+        if not hasattr(step, "trace") or not hasattr(step, "lower"):
+            kind = getattr(step, "__name__", "") or is_a(step)
+            raise ArgumentError(f"step={kind} is not jitted: give jax.jit({kind}, in_shardings=...), as it is called")
+        traced = step.trace(*args, **kwargs)
+        try:
+            names = tuple(python_inspect.signature(step).parameters)
+        except (TypeError, ValueError):
+            names = ()
+        return cls(traced.fun_name, traced, traced.lower().compile(), names)
+
+    @cached_property
+    def shapes(self) -> list[Any]:
+        """The arguments, flat, with the shardings in which they are compiled."""
+        infos = jax.tree.leaves(self.traced.args_info)
+        places = jax.tree.leaves(self.compiled.input_shardings, is_leaf=lambda x: x is None)
+        return [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at if isinstance(at, NamedSharding) else None)
+            for x, at in zip(infos, places, strict=True)
+        ]
+
+    @cached_property
+    def split_shapes(self) -> dict[tuple[int, ...], set[str]]:
+        """The axes over which arguments of several dims lie split, by their whole shapes."""
+        found = defaultdict[tuple[int, ...], set[str]](set)
+        for x in self.shapes:
+            if len(x.shape) > 1 and x.sharding is not None:
+                found[x.shape].update(axes_of(x.sharding))
+        return found
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh of the first argument or result that lies on one of several devices; None if there is none."""
+        ends = (*jax.tree.leaves(self.compiled.input_shardings), *jax.tree.leaves(self.compiled.output_shardings))
+        meshes = [at.mesh for at in ends if isinstance(at, NamedSharding) and at.mesh.size > 1]
+        return meshes[0] if meshes else None
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        ends = (*jax.tree.leaves(self.compiled.input_shardings), *jax.tree.leaves(self.compiled.output_shardings))
+        return max((at.num_devices for at in ends if at is not None), default=1)
+
+    def planned(self, mesh: Mesh) -> tuple[Sharded[..., Any], tuple[Any, ...]]:
+        """The same step to plan, free between the inputs and outputs as they lie, and its arguments."""
+        given, keywords = jax.tree.unflatten(jax.tree.structure(self.traced.args_info), self.shapes)
+        names = [name for name in self.parameters if name not in keywords]
+        names += [f"argument_{i}" for i in range(len(names), len(given))]
+        arguments = {**dict(zip(names, given, strict=False)), **dict(sorted(keywords.items()))}
+        run, out = jaxpr_as_fun(self.traced.jaxpr), jax.tree.structure(self.traced.out_info)
+
+        def step(*args: Any) -> Any:
+            return jax.tree.unflatten(out, run(*jax.tree.leaves(args)))
+
+        step.__name__ = self.name
+        kind = python_inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [python_inspect.Parameter(name, kind) for name in arguments]
+        step.__signature__ = python_inspect.Signature(parameters)  # type: ignore[attr-defined]
+        args = tuple(arguments.values())
+        free = parallelize(step, mesh, AS_GIVEN, constraints="ignore")
+        paths = [leaf.path for leaf in free.stages(*args).traced.outputs]
+        ends = jax.tree.leaves(self.compiled.output_shardings)
+        pins = {path: at for path, at in zip(paths, ends, strict=True) if isinstance(at, NamedSharding)}
+        return parallelize(step, mesh, AS_GIVEN, outputs=pins, constraints="ignore"), args
+
+
+# ---- Beside the best plan --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WastefulLine:
+    """A line of the source on which a program sends more than the plan does.
+
+    Args:
+      source: the line, ``file.py:12``. text: what it reads.
+      bytes, planned: bytes that one device sends for it per step, in the program and in the plan.
+      instead: what the plan sends for it.
+      statements: layouts of the values that are computed there, as constraints, in words of jax.
+    """
+
+    source: str
+    text: str
+    bytes: int
+    planned: int
+    instead: str
+    statements: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PlanComparison:
+    """A program of the partitioner beside the best plan of the same step; ``print`` shows both.
+
+    Args:
+      inspection: of the program.
+      plan: between the same inputs and outputs.
+
+    Example:
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> rows = jax.device_put(jnp.ones((64, 8)), jax.NamedSharding(mesh, jax.P("data")))
+      >>> md.inspect(jax.jit(lambda x: x.sum(0)), rows).compare().ratio
+      1.0
+    """
+
+    inspection: Inspection
+    plan: Plan
+    _step: _TracedStep
+    _stages: CallStages
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of the program by those of the plan; infinite if the plan sends none."""
+        sent, planned = self.inspection.bytes, self.plan.bytes
+        return sent / planned if planned else float("inf") if sent else 1.0
+
+    @cached_property
+    def lines(self) -> tuple[WastefulLine, ...]:
+        """The lines on which the program sends more than the plan, by the excess."""
+        sent, planned = defaultdict[str, int](int), defaultdict[str, int](int)
+        instead: dict[str, list[str]] = {}
+        texts: dict[str, str] = {}
+        for c in self.inspection.collectives:
+            sent[c.source] += c.bytes * c.trips
+            texts[c.source] = c.text
+        for p in self.plan.collectives:
+            planned[p.source] += p.bytes * p.trips
+            instead.setdefault(p.source, []).append(f"{p.kind}({','.join(p.axes)}) of {p.value}")
+        order = sorted(sent, key=lambda source: planned[source] - sent[source])
+        return tuple(
+            WastefulLine(
+                source,
+                texts[source],
+                sent[source],
+                planned[source],
+                _listed(instead.get(source, ())),
+                tuple(dict.fromkeys(self._statements(source))),
+            )
+            for source in order
+            if sent[source] > planned[source]
+        )
+
+    @property
+    def worst(self) -> tuple[WastefulLine, ...]:
+        """The lines that make up most of the excess."""
+        excess, found = sum(line.bytes - line.planned for line in self.lines), list[WastefulLine]()
+        for line in self.lines[:_LINES]:
+            if sum(each.bytes - each.planned for each in found) < _MOST * excess:
+                found.append(line)
+        return tuple(found)
+
+    @cached_property
+    def constrained_bytes(self) -> int | None:
+        """Bytes that XLA's partitioner sends with the plan's layouts as constraints on the worst lines.
+
+        The step is compiled with ``jax.lax.with_sharding_constraint`` on every value computed on these lines, in the
+        plan's layout unless that is partial. None if the compiler fails on it.
+        """
+        if not self.worst:
+            return self.inspection.bytes
+        mesh = _with_auto_axes(self._step.mesh)
+
+        def here(at: Any) -> NamedSharding | None:
+            return NamedSharding(mesh, at.spec) if isinstance(at, NamedSharding) else None
+
+        sources = {line.source for line in self.worst}
+        places = {value.id: NamedSharding(mesh, spec) for value, spec in self._planned_on(sources)}
+        graph, leaves = self._stages.planned.program.graph, self._step.shapes
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here(x.sharding)) for x in leaves]
+        function = jax.jit(
+            lambda *arrays: tuple(run_graph(graph, arrays, _ConstrainedTarget(places))),
+            out_shardings=tuple(map(here, jax.tree.leaves(self._step.compiled.output_shardings))),
+        )
+        try:
+            text = function.lower(*shapes).compile().as_text() or ""
+        except (jax.errors.JaxRuntimeError, ValueError):
+            return None
+        found = collectives_of_module(parse_module(text), self.plan.mesh)
+        return round(sum(c.bytes * c.trips for c in found))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All figures as plain values."""
+        lines = [{name: getattr(x, name) for name in WastefulLine.__dataclass_fields__} for x in self.lines]
+        totals = {"bytes": self.plan.bytes, "seconds": self.plan.seconds, "gap": self.plan.gap}
+        return {"plan": totals, "ratio": self.ratio, "constrained_bytes": self.constrained_bytes, "lines": lines}
+
+    def __str__(self) -> str:
+        return "\n".join(self._text())
+
+    def _text(self) -> Iterator[str]:
+        sent, plan = self.inspection, self.plan
+        yield f"{sent.name} on mesh {sent.mesh}: the program of jax.jit beside the best plan of the same step"
+        rows = [["", "bytes per device and step", "seconds of collectives", "product FLOPs per device"]]
+        planned = sum(c.seconds * c.trips for c in plan.collectives)
+        flops = plan_flops(self._stages.planned.program, plan.solution)
+        rows.append(["jax.jit", bytes_text(sent.bytes), seconds_text(sent.seconds), f"{sent.flops:.4g}"])
+        rows.append(["plan", bytes_text(plan.bytes), seconds_text(planned), f"{flops:.4g}"])
+        yield from table(rows)
+        if not self.lines:
+            yield "no line sends more than in the plan"
+            return
+        if not plan.bytes:
+            yield "the plan sends nothing"
+        elif self.ratio >= 1:
+            yield f"it sends {self.ratio:.2f} times the bytes of the plan"
+        else:
+            yield f"it sends {self.ratio:.2f} times the bytes of the plan, which has the least predicted step time"
+        excess = sum(line.bytes - line.planned for line in self.lines)
+        part = sum(line.bytes - line.planned for line in self.worst) / excess
+        yield f"{percent_text(part)} of what lines send more than in the plan is on {len(self.worst)} of them:"
+        for line in self.worst:
+            yield f"  {line.source}  {_cut(line.text)}" if line.source != "?" else "  operations without a line"
+            yield f"    sends {bytes_text(line.bytes)}; the plan {bytes_text(line.planned)}{line.instead}"
+            yield from (f"    {statement}" for statement in line.statements[:_STATEMENTS])
+            if len(line.statements) > _STATEMENTS:
+                yield f"    and {len(line.statements) - _STATEMENTS} more values of this line"
+        after = self.constrained_bytes
+        if after is not None and any(line.statements for line in self.worst):
+            helps = after < sent.bytes
+            found = f"jax.jit sends {bytes_text(after)} (compiled){'' if helps else ': no fewer'}"
+            yield f"with all values of these lines constrained to the plan's layouts, {found}"
+
+    def _statements(self, source: str) -> Iterator[str]:
+        explicit = AxisType.Explicit in self._step.mesh.axis_types
+        call = "jax.sharding.reshard" if explicit else "jax.lax.with_sharding_constraint"
+        for value, spec in sorted(self._planned_on({source}), key=lambda each: -prod(each[0].shape)):
+            dims = ",".join(map(str, value.shape))
+            yield f"{value.dtype}[{dims}] of {source}: {call}(x, {_spec_text(spec)})"
+
+    def _planned_on(self, sources: set[str]) -> Iterator[tuple[Value, PartitionSpec]]:
+        """The values that the step computes on these lines, with their planned layouts, unless these are partial."""
+        graph, layouts = self._stages.planned.program.graph, self.plan.solution.layouts
+        for one in (graph, *(body for _, op in walk(graph) for body in op.bodies)):
+            for op in one.ops[:-1]:
+                if self._names.of(op.source) in sources and not op.bodies:
+                    at = ((value, layouts[value.id]) for value in op.outputs if len(value.shape) > 1)
+                    yield from ((value, partition_spec(x, len(value.shape))) for value, x in at if not x.partial())
+
+    @cached_property
+    def _names(self) -> SourceNames:
+        return SourceNames(op.source for _, op in walk(self._stages.planned.program.graph))
+
+
+def _with_auto_axes(mesh: Any) -> Any:
+    """The same devices on axes of which the partitioner decides."""
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def _listed(items: Sequence[str]) -> str:
+    shown = list(dict.fromkeys(items))
+    more = f" and {len(shown) - 2} more" if len(shown) > 2 else ""
+    return f": {', '.join(shown[:2])}{more}" if shown else ""
+
+
+def _spec_text(spec: Any) -> str:
+    return f"P({', '.join(map(repr, spec.partitions))})"
+
+
+class _ConstrainedTarget(WholeTarget):
+    """Whole arrays, some of which are constrained to a sharding."""
+
+    def __init__(self, places: Mapping[int, NamedSharding]) -> None:
+        super().__init__({})
+        self._places = places
+
+    def inner(self) -> "_ConstrainedTarget":
+        """Returns an empty environment under the same constraints."""
+        return _ConstrainedTarget(self._places)
+
+    def define(self, value: Value, array: jax.Array) -> None:
+        """Stores the array, constrained."""
+        at = self._places.get(value.id)
+        super().define(value, array if at is None else jax.lax.with_sharding_constraint(array, at))

@@ -1,0 +1,153 @@
+"""``inspect_script``: runs a training script as it is, and inspects the steps that it jits at their first calls.
+
+``jax.jit`` is replaced while the script runs, so that nothing in it changes: what it returns records the arguments of
+each kind of call, and calls the real function. A call inside of another jitted function is a part of that one.
+"""
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, update_wrapper
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from meshdsl.api.inspect import Inspection, inspect
+from meshdsl.errors import ArgumentError, nearest
+from meshdsl.layouts.topology import Topology
+
+
+class _StepInspected(BaseException):
+    """Ends the script when the wanted step has been inspected; no ``except Exception`` of the script catches it."""
+
+
+def inspect_script(
+    file: Path | str, arguments: Sequence[str] = (), step: str | None = None, topology: Topology | str | None = None
+) -> list[Inspection]:
+    """Run a script, and return what its jitted functions over several devices communicate, in order of their calls.
+
+    Args:
+      file: the script; it runs as ``__main__``.
+      arguments: what it finds in ``sys.argv`` behind its own name.
+      step: name of the function to inspect; the script ends at its first call, before that runs. Default: all of them,
+        until the script ends.
+      topology: that seconds are predicted for; default is that of the devices at hand.
+
+    Raises:
+      ArgumentError: the script calls no such function.
+    """
+    recorder = _Recorder(step, topology)
+    before = sys.argv
+    sys.argv = [str(file), *arguments]
+    try:
+        with recorder.recording():
+            runpy.run_path(str(file), run_name="__main__")
+    except _StepInspected:
+        pass
+    except SystemExit as end:
+        if end.code not in (None, 0) and not recorder.found:
+            raise ArgumentError(f"{file} ended with status {end.code} before it called a jitted function") from end
+    finally:
+        sys.argv = before
+    if not recorder.found:
+        known = f"; it called {', '.join(recorder.called)}" if recorder.called else ""
+        if step is not None:
+            raise ArgumentError(
+                f"{file} calls no jitted function {step!r} over several devices{nearest(step, recorder.called)}{known}"
+            )
+        raise ArgumentError(f"{file} calls no jitted function over several devices{known}")
+    return recorder.found
+
+
+class _Recorder:
+    """The jitted functions that a script calls.
+
+    Attributes:
+      called: their names.
+      found: the inspections of those over several devices.
+    """
+
+    def __init__(self, step: str | None, topology: Topology | str | None) -> None:
+        self._step, self._topology = step, topology
+        self._seen: set[Any] = set()
+        self.called: list[str] = []
+        self.found: list[Inspection] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Replaces ``jax.jit`` within a context."""
+        jit = jax.jit
+        jax.jit = partial(self._jit, jit)
+        try:
+            yield
+        finally:
+            jax.jit = jit
+
+    def _jit(self, jit: Callable[..., Any], fun: Any = None, **options: Any) -> Any:
+        if fun is None:  # as a decorator with options
+            return partial(self._jit, jit, **options)
+        return _Recorded(jit(fun, **options), self)
+
+    def add(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Inspects a function at the first call of its kind."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return
+        shapes = [_shape(x) for x in leaves]
+        key = id(function), tree, tuple(map(_key, shapes))
+        name = getattr(function, "__name__", str(function))
+        if key in self._seen or self._step not in (None, name):
+            if name not in self.called:
+                self.called.append(name)
+            return
+        self._seen.add(key)
+        if name not in self.called:
+            self.called.append(name)
+        given, keywords = jax.tree.unflatten(tree, shapes)
+        if (found := self._inspected(function, given, keywords)) is not None:
+            self.found.append(found)
+            if self._step is not None:
+                raise _StepInspected
+
+    def _inspected(self, function: Any, args: Any, kwargs: Any) -> Inspection | None:
+        try:
+            return inspect(function, *args, topology=self._topology, **kwargs)
+        except ArgumentError:  # on one device
+            return None
+
+
+class _Recorded:
+    """A jitted function whose calls are recorded; everything else is that of the function."""
+
+    def __init__(self, function: Any, recorder: _Recorder) -> None:
+        self._function, self._recorder = function, recorder
+        update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._recorder.add(self._function, args, kwargs)
+        return self._function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else partial(self, instance)  # a method
+
+
+def _shape(x: Any) -> Any:
+    """An array as a shape that lies where the array lies; anything else as it is."""
+    if not isinstance(x, jax.Array):
+        return x
+    at = x.sharding if x.committed else None
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at, weak_type=x.weak_type)
+
+
+def _key(x: Any) -> Any:
+    """What tells a kind of call: static arguments by their identity, if they cannot be compared."""
+    try:
+        hash(x)
+    except TypeError:
+        return (getattr(x, "shape", ()), str(getattr(x, "dtype", id(x))))
+    return x

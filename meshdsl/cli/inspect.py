@@ -1,0 +1,60 @@
+"""``meshdsl inspect``: what a script's own ``jax.jit`` steps communicate, beside the best plan of the same steps."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshdsl.cli.options import AsJSON, TopologyName
+from meshdsl.cli.output import show, working
+from meshdsl.cli.programs import load_topology_named
+from meshdsl.errors import ArgumentError, nearest
+
+
+def inspect(
+    script: Annotated[
+        str,
+        typer.Argument(help="a Python script that calls steps of jax.jit; nothing in it changes", show_default=False),
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(help="arguments of the script, after --")] = None,
+    step: Annotated[
+        str | None, typer.Option(help="name of the jitted function; the script ends at its first call")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="virtual CPU devices for the script; default: those at hand")
+    ] = None,
+    topology: TopologyName = None,
+    compare: Annotated[bool, typer.Option(help="plan the same steps, and show what the plan sends instead")] = True,
+    as_json: AsJSON = False,
+) -> None:
+    """Run a script, and show what its jitted steps communicate, line by line, beside the best plan.
+
+    Without --step, the script runs to its end, and every jitted function over several devices is shown.
+    """
+    import jax
+
+    from meshdsl.api.jitted_calls import inspect_script
+
+    file = Path(script)
+    if not file.is_file():
+        files = [str(each) for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise ArgumentError(f"there is no file {file}{nearest(str(file), files)}")
+    if devices is not None:
+        jax.config.update("jax_num_cpu_devices", devices)
+    costs = load_topology_named(topology) if topology else None
+    with working(f"running {script}"):
+        found = inspect_script(file, arguments or (), step, costs)
+    texts: list[str] = []
+    facts: list[dict[str, Any]] = []
+    for each in found:
+        texts.append(str(each))
+        facts.append(each.facts)
+        if compare:
+            with working(f"planning {each.name}"):
+                try:
+                    beside = each.compare()
+                    texts.append(str(beside))
+                    facts[-1]["compared"] = beside.facts
+                except ArgumentError as error:
+                    texts.append(str(error))
+    show("inspect", "\n\n".join(texts), {"steps": facts}, as_json)

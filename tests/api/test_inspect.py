@@ -1,0 +1,168 @@
+"""What jitted functions of others communicate, and the best plan of the same steps beside it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import meshdsl as md
+from meshdsl.api.jitted_calls import inspect_script
+from meshdsl.errors import ArgumentError, BudgetError
+
+MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+TOPOLOGY = "dgx-h100"
+
+
+def shape(dims, *spec, dtype=jnp.float32, mesh=MESH):
+    return jax.ShapeDtypeStruct(dims, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def fsdp(w, batch, rate, mode):
+    assert mode == "train"
+    gradient = jax.grad(lambda w: jnp.mean((jnp.tanh(batch @ w) - batch) ** 2))(w)
+    return w - rate * gradient
+
+
+def fsdp_arguments(mesh=MESH):
+    return shape((256, 256), "data", mesh=mesh), shape((512, 256), "data", mesh=mesh)
+
+
+@pytest.fixture(scope="module")
+def inspected():
+    step = jax.jit(fsdp, static_argnames="mode", out_shardings=fsdp_arguments()[0].sharding)
+    return md.inspect(step, *fsdp_arguments(), rate=0.1, mode="train", topology=TOPOLOGY)
+
+
+def test_collectives_by_line(inspected):
+    gather, reduce = sorted(inspected.collectives, key=lambda c: c.kind)
+    assert (gather.kind, gather.axes, gather.bytes, gather.trips) == (
+        "all-gather",
+        ("data",),
+        256 * 256 * 4 * 3 // 4,
+        1,
+    )
+    assert gather.note == "gathers a whole argument" and gather.phase == "forward"
+    assert (reduce.kind, reduce.bytes, reduce.phase) == ("all-reduce", 2 * gather.bytes, "backward")
+    assert reduce.note == "reduces the whole of what lies split"
+    assert "test_inspect.py" in gather.source and "jnp.tanh(batch @ w)" in gather.text
+    assert inspected.bytes == gather.bytes + reduce.bytes
+    assert 0 < inspected.seconds < 1e-3
+    assert "3.355e+07 FLOPs per device" in str(
+        inspected
+    )  # three products of 512 x 256 x 256 over 8 devices, twice over
+    inspected.assert_at_most(inspected.bytes, {"all-gather": 1, "all-reduce": 1})
+    with pytest.raises(BudgetError, match="compiled program of fsdp exceeds its budget"):
+        inspected.assert_at_most(inspected.bytes - 1)
+
+
+def test_beside_the_best_plan(inspected):
+    found = inspected.compare()
+    assert (
+        found.plan.layout("w")
+        == found.plan.output_layout(found.plan.outputs[0].path)
+        == md.Layout.of("data=S(0) model=B")
+    )
+    assert found.ratio == 1.5
+    (line,) = found.worst
+    assert (line.bytes, line.planned) == (inspected.bytes, found.plan.bytes)
+    assert "reduce-scatter(data)" in line.instead
+    assert found.constrained_bytes == inspected.bytes  # of the forward product; the gradient has no line of its own
+    text = str(found)
+    assert "1.50 times the bytes of the plan" in text and "no fewer" in text and "with_sharding_constraint" in text
+
+
+def test_constraints_that_help():
+    def attention(q, k, v):
+        q, k, v = (x.reshape(*x.shape[:2], 8, 8) for x in (q, k, v))
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True).sum()
+
+    arguments = [shape((8, 128, 64), "data", "model") for _ in range(3)]
+    found = md.inspect(jax.jit(jax.grad(attention)), *arguments, topology=TOPOLOGY).compare()
+    assert found.ratio > 1.2
+    assert found.plan.bytes <= found.constrained_bytes < found.inspection.bytes
+
+
+def test_loops_and_explicit_axes():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+    def step(layers, x):
+        def layer(x, w):
+            whole = jax.sharding.reshard(w, PartitionSpec(None, None))
+            return jnp.tanh(x @ whole), None
+
+        return (jax.lax.scan(layer, x, layers)[0] ** 2).sum()
+
+    arguments = shape((6, 64, 64), None, "data", mesh=mesh), shape((32, 64), "data", mesh=mesh)
+    with jax.set_mesh(mesh):
+        found = md.inspect(jax.jit(step), *arguments, topology=TOPOLOGY)
+    gathers = [c for c in found.collectives if c.kind == "all-gather"]
+    assert [(c.axes, c.trips, c.bytes) for c in gathers] == [(("data",), 6, 64 * 64 * 4 * 3 // 4)]
+    assert abs(found.compare().plan.bytes - found.bytes) <= 1  # fractions of a byte
+
+
+def test_shard_map():
+    @jax.jit
+    @partial(jax.shard_map, mesh=MESH, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False)
+    def total(x):
+        return jax.lax.psum(x.sum(0), ("data", "model")) / 2
+
+    found = md.inspect(total, shape((8, 16), "data"), topology=TOPOLOGY)
+    assert [(c.kind, c.axes, c.bytes) for c in found.collectives] == [
+        ("all-reduce", ("data", "model"), 16 * 4 * 7 // 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments", "mesh", "said"),
+    [
+        (fsdp, fsdp_arguments(), None, r"step=fsdp is not jitted: give jax.jit\(fsdp"),
+        (md.parallelize(fsdp, "data=8"), fsdp_arguments(), None, "plan and verify say the same"),
+        (jax.jit(jnp.sin), (jnp.ones(4),), None, r"no argument and no result lies on a mesh.*in_shardings="),
+        (jax.jit(jnp.sin), (shape((8,), "data"),), "data=4", "mesh=data=4 has 4 devices, and sin runs on 8"),
+    ],
+    ids=["plain", "planned", "one device", "another mesh"],
+)
+def test_bad_input(step, arguments, mesh, said):
+    with pytest.raises(ArgumentError, match=said):
+        md.inspect(step, *arguments, mesh=mesh)
+
+
+SCRIPT = """
+import sys
+import jax, jax.numpy as jnp
+from functools import partial
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+x = jax.device_put(jnp.ones((64, int(sys.argv[1]))), NamedSharding(mesh, P("data")))
+
+@jax.jit
+def alone(x):
+    return x + 1
+
+@partial(jax.jit, static_argnames="scale")
+def mean(x, scale):
+    return (x * scale).mean(0)
+
+alone(jnp.ones(3))
+for _ in range(3):
+    y = mean(x, scale=2)
+assert y.shape == (16,), y
+raise SystemExit(0)
+"""
+
+
+def test_a_script_as_it_is(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    (found,) = inspect_script(file, ["16"], topology=TOPOLOGY)
+    assert (found.name, found.bytes) == ("mean", 16 * 4 * 2 * 7 // 8)
+    assert found.collectives[0].text == "return (x * scale).mean(0)"
+    assert found.compare().plan.bytes == found.bytes
+    (again,) = inspect_script(file, ["24"], "mean")
+    assert again.bytes == 24 * 4 * 2 * 7 // 8  # and the script ended before it failed
+    with pytest.raises(ArgumentError, match=r"no jitted function 'maen' over several devices; did you mean 'mean'\?"):
+        inspect_script(file, ["16"], "maen")
+    assert jax.jit.__module__.startswith("jax")
