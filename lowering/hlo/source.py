@@ -2,15 +2,19 @@
 
 Compilers state it in one of two notations: in the instruction itself, or as the number of a stack frame in the tables
 at the head of the module. An instruction belongs to the innermost frame that is user code, else to that of a library.
+What the partitioner inserts on an argument has neither; it belongs to the line that reads it first.
 
     metadata={op_name="..." source_file="train.py" source_line=12}
     metadata={op_name="..." stack_frame_id=8}
+    metadata={op_name="params['w']"}
 """
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 
 from meshdsl.ir.graph import Source
+from meshdsl.lowering.hlo.parse import Instruction, Module
 from meshdsl.trace.source import file_kind
 
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
@@ -19,12 +23,18 @@ _LOCATION = re.compile(r"^(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line
 _FRAME = re.compile(r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?")
 _OWN = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _STACK = re.compile(r"stack_frame_id=(\d+)")
+_STATED = re.compile(r"stack_frame_id=|source_line=")
 
 
 class InstructionSources:
-    """The lines of one module, read from its HLO text."""
+    """The lines of one module.
 
-    def __init__(self, text: str) -> None:
+    Args:
+      text: its HLO text. module: the same, parsed.
+    """
+
+    def __init__(self, text: str, module: Module) -> None:
+        self._module = module
         files: dict[int, str] = {}
         functions: dict[int, str] = {}
         places: dict[int, Source] = {}
@@ -39,6 +49,27 @@ class InstructionSources:
                 self._frames[int(match[1])] = places.get(int(match[2]), Source()), int(match[3] or 0)
         # some versions number callers from 1 for "none": then the first frame seems to call itself
         self._shift = int(any(number == caller for number, (_, caller) in self._frames.items()))
+
+    def metadata(self, name: str, own: str) -> str:
+        """Returns the attributes that state the line of an instruction: its ``own``, or those of what reads it."""
+        waiting, seen = [name], set[str]()
+        while not _STATED.search(own) and waiting:
+            if (name := waiting.pop(0)) not in seen:
+                seen.add(name)
+                for reader in self._readers.get(name, ()):
+                    if _STATED.search(reader.rest):
+                        return reader.rest
+                    waiting.append(reader.name)
+        return own
+
+    @cached_property
+    def _readers(self) -> dict[str, list[Instruction]]:
+        """The instructions that read each one, in program order."""
+        found: dict[str, list[Instruction]] = {}
+        for line in (line for lines in self._module.computations.values() for line in lines):
+            for operand in line.operands:
+                found.setdefault(operand, []).append(line)
+        return found
 
     def of(self, metadata: str) -> Source:
         """Returns the line in the attributes of an instruction; a source without a file if there is none."""

@@ -258,9 +258,11 @@ def _required(found: Any, name: str) -> Any:
 
 def _inspection(traced: "_TracedStep", mesh: Mesh) -> Inspection:
     text = traced.compiled.as_text() or ""
-    module, lines = parse_module(text), InstructionSources(text)
+    module = parse_module(text)
+    lines = InstructionSources(text, module)
     collectives = collectives_of_module(module, mesh)
-    pairs = [(c, tensor, lines.of(tensor.about)) for c in collectives for tensor in c.tensors]
+    sent = [(c, tensor, lines.metadata(c.name, tensor.about)) for c in collectives for tensor in c.tensors]
+    pairs = [(c, tensor, _scope_of(about) or c.scope, lines.of(about)) for c, tensor, about in sent]
     names = SourceNames(source for *_, source in pairs)
     found = tuple(_inspected(*pair, names, mesh, traced.split_shapes) for pair in pairs)
     return Inspection(traced.name, mesh, found, compiled_bytes(traced.compiled), product_flops(module), traced)
@@ -269,12 +271,13 @@ def _inspection(traced: "_TracedStep", mesh: Mesh) -> Inspection:
 def _inspected(
     c: CompiledCollective,
     tensor: SentTensor,
+    scope: str,
     source: Source,
     names: SourceNames,
     mesh: Mesh,
     split: Mapping[tuple[int, ...], set[str]],
 ) -> InspectedCollective:
-    scope, share = _scope_of(tensor.about) or c.scope, tensor.bytes / c.bytes if c.bytes else Fraction(0)
+    share = tensor.bytes / c.bytes if c.bytes else Fraction(0)
     return InspectedCollective(
         kind=c.kind,
         axes=c.axes or (),

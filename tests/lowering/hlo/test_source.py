@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshdsl.lowering.hlo.parse import parse_module
 from meshdsl.lowering.hlo.source import InstructionSources
 
 TABLES = """HloModule jit_step, is_scheduled=true
@@ -33,9 +34,13 @@ PLAIN = """1 {file_location_id=1}
 BODY = '\nENTRY %main (p: f32[2]) -> f32[2] {\n9 "not a table"\n}\n'
 
 
+def read(text):
+    return InstructionSources(text, parse_module(text))
+
+
 @pytest.mark.parametrize("frames", [SHIFTED, PLAIN], ids=["callers from 1", "callers"])
 def test_stack_frames(frames):
-    lines = InstructionSources(TABLES + frames + BODY)
+    lines = read(TABLES + frames + BODY)
     assert str(lines.of('metadata={op_name="a" stack_frame_id=3}')) == "layers.py:3"
     assert str(lines.of('metadata={op_name="a" stack_frame_id=2}')) == "train.py:12"  # called from a library
     assert lines.of("metadata={stack_frame_id=3}").function == "layer"
@@ -43,7 +48,25 @@ def test_stack_frames(frames):
 
 
 def test_lines_in_the_instruction():
-    lines = InstructionSources("HloModule jit_step\n\nENTRY %main {\n}")
+    lines = read("HloModule jit_step\n\nENTRY %main {\n}")
     assert str(lines.of('metadata={op_name="a" source_file="/home/user/train.py" source_line=7}')) == "train.py:7"
     library = 'metadata={source_file="/opt/site-packages/flax/linear.py" source_line=9}'
     assert str(lines.of(library)) == "linear.py:9"
+
+
+def test_what_the_partitioner_inserts_belongs_to_what_reads_it():
+    lines = read(
+        """HloModule jit_step
+
+ENTRY %main (w: f32[2]) -> f32[8] {
+  %w = f32[2]{0} parameter(0), metadata={op_name="w"}
+  %all-gather = f32[8]{0} all-gather(%w), dimensions={0}, metadata={op_name="w"}
+  %copy = f32[8]{0} copy(%all-gather)
+  ROOT %sine = f32[8]{0} sine(%copy), metadata={op_name="jit(step)/sin" source_file="/home/user/a.py" source_line=5}
+}
+"""
+    )
+    assert str(lines.of(lines.metadata("all-gather", 'metadata={op_name="w"}'))) == "a.py:5"
+    own = 'metadata={op_name="x" source_file="/home/user/b.py" source_line=6}'
+    assert lines.metadata("all-gather", own) == own
+    assert str(lines.of(lines.metadata("sine", "nothing"))) == "?"
