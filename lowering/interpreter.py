@@ -13,7 +13,7 @@ inputs. The planned program (``program``), the widened check (``numerics``) and 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,10 @@ class Target(ABC):
         """Returns the inputs of an iteration of loop ``op``, given consts, carries and slices; the same by default."""
         return arrays
 
+    def scan(self, op: Op, arrays: Arrays) -> Arrays:
+        """Returns the results of a scan; by default, iteration after iteration as ``jax.lax.scan`` runs them."""
+        return plain_scan(self, op, arrays)
+
     def literal(self, x: Literal) -> jax.Array:
         """Returns a literal as an operand, of exactly its dtype by default."""
         return literal(x)
@@ -57,20 +61,25 @@ class Target(ABC):
 def run_graph(graph: Graph, arrays: Sequence[jax.Array], target: Target) -> Arrays:
     """Returns the results of ``graph`` on ``arrays``, with ``target`` as its empty environment."""
     _define(target, graph.inputs, arrays)
-    for op in graph.ops[:-1]:
-        _define(target, op.outputs, _run(target, op))
+    run_ops(graph.ops[:-1], target)
     return _operands(target, graph.ops[-1])
 
 
-def _run(target: Target, op: Op) -> Sequence[jax.Array]:
-    program = STRUCTURED.get(op.name, _plain)
-    return program(target, op, _operands(target, op))
+def run_ops(ops: Iterable[Op], target: Target) -> None:
+    """Runs operations in order, and stores their results in ``target``."""
+    for op in ops:
+        program = STRUCTURED.get(op.name, _plain)
+        _define(target, op.outputs, program(target, op, _operands(target, op)))
 
 
 def _operands(target: Target, op: Op) -> Arrays:
-    return tuple(
-        target.literal(x) if isinstance(x, Literal) else target.read(op, i, x) for i, x in enumerate(op.inputs)
-    )
+    return tuple(operand(target, op, i) for i in range(len(op.inputs)))
+
+
+def operand(target: Target, op: Op, index: int) -> jax.Array:
+    """Returns an operand of ``op`` in the environment ``target``."""
+    x = op.inputs[index]
+    return target.literal(x) if isinstance(x, Literal) else target.read(op, index, x)
 
 
 def literal(x: Literal) -> jax.Array:
@@ -98,6 +107,11 @@ def _same(target: Target, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
 
 
 def _scan(target: Target, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
+    return target.scan(op, arrays)
+
+
+def plain_scan(target: Target, op: Op, arrays: Arrays) -> Arrays:
+    """Returns the results of a scan, iteration after iteration."""
     (body,), operands = op.bodies, split_operands(op, arrays)
     carries = len(operands.carry)
 

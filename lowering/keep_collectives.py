@@ -202,7 +202,8 @@ def gathered_inside(body: Graph, change: Collection[int], solution: Solution) ->
         found = [_origins(x, origins) for x in op.inputs]
         known = [f for f in found if f is not None]
         ports = {e.port for row in solution.rows.get(op.id, ()) for e in row.collectives}
-        exchanged += [f for i, f in enumerate(found) if f is not None and i in ports]
+        is_apart = op.id in solution.prefetch  # in front of it and behind it, what it reads is gathered outside of it
+        exchanged += [f for i, f in enumerate(found) if f is not None and (i in ports or is_apart)]
         if len(known) == len(found):
             origins.update((value.id, frozenset().union(*known)) for value in op.outputs)
     inside = {value.id for op in body.ops if _exchanges(op, solution) for value in op.outputs}

@@ -7,6 +7,7 @@ for later uses. So the compiled program contains exactly the planned collectives
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from math import prod
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from meshdsl.ir.graph import Leaf, Literal, Op, TracedProgram, Value
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.lowering.interpreter import Arrays, Target, run_graph
+from meshdsl.lowering.interpreter import Arrays, run_graph
 from meshdsl.lowering.keep_collectives import (
     RepeatedCollectives,
     gathered_inside,
@@ -31,17 +32,24 @@ from meshdsl.lowering.keep_collectives import (
 )
 from meshdsl.lowering.local.collectives import apply_move, move_scope
 from meshdsl.lowering.local.registry import Local, run_local
+from meshdsl.lowering.pipelined_scan import BlockTarget, pipelined_scan
 from meshdsl.lowering.shardings import input_layouts, output_layouts, partition_spec
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
+_FIRST_NUMBER = 1 << 16  # of opaque copies in front of and behind loops; smaller ones are those of repeated collectives
 
 
-class LocalTarget(Target):
-    """The blocks of one device by (value, layout)."""
+class LocalTarget(BlockTarget):
+    """The blocks of one device by (value, layout).
 
-    def __init__(self, solution: Solution, repeats: RepeatedCollectives) -> None:
-        self.solution, self.repeats = solution, repeats
+    Args:
+      repeats: collectives that compilers could merge.
+      numbers: of opaque copies in front of and behind loops, each taken once.
+    """
+
+    def __init__(self, solution: Solution, repeats: RepeatedCollectives, numbers: Iterator[int]) -> None:
+        self.solution, self.repeats, self.numbers = solution, repeats, numbers
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
@@ -49,20 +57,39 @@ class LocalTarget(Target):
 
     def inner(self) -> "LocalTarget":
         """An empty environment under the same solution."""
-        return LocalTarget(self.solution, self.repeats)
+        return LocalTarget(self.solution, self.repeats, self.numbers)
 
     def enter(self, op: Op, arrays: Arrays) -> Arrays:
         """The body's inputs; those with collectives planned inside the loop are tied to the iteration."""
         body, change = op.bodies[-1], varying(op)
         return tie_to_iteration(arrays, gathered_inside(body, change, self.solution), read_by(body, change))
 
+    def scan(self, op: Op, arrays: Arrays) -> Arrays:
+        """Iteration after iteration, or with collectives one iteration ahead and behind where that is planned."""
+        choice = self.solution.prefetch.get(op.id)
+        return pipelined_scan(self, op, arrays, choice) if choice else super().scan(op, arrays)
+
     def define(self, value: Value, array: jax.Array) -> None:
         """Stores the block in the layout of the value's producer."""
-        self.blocks[value.id, self.solution.layouts[value.id]] = array
+        self.store(value, self.solution.layouts[value.id], array)
+
+    def store(self, value: Value, layout: Layout, block: jax.Array) -> None:
+        """Stores a block in any layout."""
+        self.blocks[value.id, layout] = block
+
+    def opaque(self, arrays: Arrays) -> Arrays:
+        """Copies of a number of their own."""
+        number, (axis, size) = next(self.numbers), next(iter(self.solution.mesh))
+        return tuple(opaque_copy(x, number, axis, size) for x in self.fixed(arrays))
+
+    def fixed(self, arrays: Arrays) -> Arrays:
+        """The arrays behind barriers, keys apart."""
+        plain = (not jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in arrays)
+        return tuple(lax.optimization_barrier(x) if is_plain else x for x, is_plain in zip(arrays, plain, strict=True))
 
     def read(self, op: Op, index: int, value: Value) -> jax.Array:
         """Returns the block in the layout that ``op`` uses."""
-        return self._block(value, self.solution.uses[op.id, index])
+        return self.block(value, self.solution.uses[op.id, index])
 
     def run(self, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
         """Runs the local program of ``op``."""
@@ -90,7 +117,8 @@ class LocalTarget(Target):
         """Whether the compiler could work out a value, and what is planned to be sent of it."""
         return isinstance(x, Value) and x.id in self.constants
 
-    def _block(self, value: Value, layout: Layout) -> jax.Array:
+    def block(self, value: Value, layout: Layout) -> jax.Array:
+        """Returns the block in a layout; it is resharded if it is not stored yet."""
         key = value.id, layout
         if key not in self.blocks:
             self.blocks[key] = self._moved(value, layout)
@@ -100,7 +128,7 @@ class LocalTarget(Target):
         if _empty(value):  # XLA has no collectives of nothing
             return jnp.zeros(layout.local_shape(value.shape, self.sizes), value.dtype)
         move = next(move for move in self.solution.trees[value.id] if move.after == layout)
-        source = self._block(value, move.before)
+        source = self.block(value, move.before)
         if self._is_constant(value) and move.bytes:
             source = lax.optimization_barrier(source)
         if (value.id, layout) in self.repeats.moves:
@@ -113,7 +141,7 @@ class LocalTarget(Target):
 def lower_program(program: TracedProgram, solution: Solution) -> Callable[..., Arrays]:
     """Returns the step on one device's blocks, flat; it runs where the mesh axes are bound."""
     again = repeated_collectives(program.graph, solution)
-    return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution, again))
+    return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution, again, count(_FIRST_NUMBER)))
 
 
 def sharded_function(program: TracedProgram, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:

@@ -6,6 +6,7 @@ __version__: str
 from meshdsl.api.explain import Explanation as Explanation
 from meshdsl.api.mesh_search import Search as Search
 from meshdsl.api.mesh_search import search as search
+from meshdsl.api.overlap_option import Overlap as Overlap
 from meshdsl.api.program import Program as Program
 from meshdsl.api.sharded import Sharded as Sharded
 from meshdsl.api.sharded import parallelize as parallelize

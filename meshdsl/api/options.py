@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from meshdsl.api.overlap_option import OFF, Overlap, parse_overlap
 from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, NotationError, called, faults, is_a, nearest
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
@@ -71,7 +72,7 @@ class Options:
     plan: Plan | None = None
     devices: tuple[jax.Device, ...] | None = None
     pipeline: Pipeline | None = None
-    overlap: bool = False
+    overlap: Overlap = OFF
     time_limit: float | None = None
     axis_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constraints: str = "keep"
@@ -333,12 +334,13 @@ def _parse_pipeline(pipeline: object, plan: Plan | None, rows: list[str]) -> Pip
     return None
 
 
-def _parse_overlap(overlap: object, plan: Plan | None, rows: list[str]) -> bool:
-    if not isinstance(overlap, bool):
-        rows.append(f"overlap: {is_a(overlap)}, neither True nor False")
-    elif overlap and plan:
-        rows.append("overlap: plan= runs a plan as it is, overlap=True looks for another one; leave one of them out")
-    return overlap is True
+def _parse_overlap(overlap: object, plan: Plan | None, rows: list[str]) -> Overlap:
+    found = parse_overlap(overlap, rows)
+    if found != OFF and plan:
+        rows.append(
+            f"overlap: plan= runs a plan as it is, overlap={overlap!r} looks for another one; leave one of them out"
+        )
+    return found
 
 
 def _parse_time_limit(seconds: Any, rows: list[str]) -> float | None:

@@ -22,6 +22,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshdsl.api.overlap import plan_with_overlap
+from meshdsl.api.overlap_option import OFF, Overlap
 from meshdsl.errors import MemoryLimitError
 from meshdsl.ir.graph import Op, TracedProgram, walk
 from meshdsl.ir.index import graph_index
@@ -34,6 +35,7 @@ from meshdsl.padding.uneven_pins import padded_variant
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
+from meshdsl.plan.prefetch import plan_prefetch
 from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
@@ -50,13 +52,13 @@ class PlannedProgram:
 
     Args:
       variant: the variant that was chosen, from which a plan under other pins can start; None for a given plan.
-      overlap: whether the plan was chosen by simulated time with overlap.
+      overlap: how communication is hidden behind computation.
     """
 
     program: TracedProgram
     plan: Plan
     variant: "Variant | None" = None
-    overlap: bool = False
+    overlap: Overlap = OFF
 
     @gc_paused
     def replan(self, user_pins: UserPins) -> "PlannedProgram | None":
@@ -87,7 +89,7 @@ def plan_best_variant(
     mesh: Mesh,
     user_pins: UserPins,
     memory: float | None = None,
-    overlap: bool = False,
+    overlap: Overlap = OFF,
     seconds: float | None = None,
     limits: SearchLimits = DEFAULT_LIMITS,
 ) -> PlannedProgram:
@@ -95,7 +97,7 @@ def plan_best_variant(
 
     Args:
       memory: limit in bytes per device; None takes the topology's.
-      overlap: choose by simulated time with overlap (``meshdsl.api.overlap``) instead of serial time.
+      overlap: how communication is hidden behind computation (``meshdsl.api.overlap``, ``meshdsl.plan.prefetch``).
       seconds: of planning, after which nothing more is tried to improve the plan and its bound.
       limits: what the planner may spend.
 
@@ -170,7 +172,7 @@ def _is_large(program: TracedProgram, limits: SearchLimits) -> bool:
     return graph_index(program.graph).op_count > limits.solve_variant_operations
 
 
-def _finish(best: "Variant", notes: list[str], overlap: bool, start: Submit) -> PlannedProgram:
+def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) -> PlannedProgram:
     """Write the best variant as a plan; MemoryLimitError if it has none.
 
     Args:
@@ -179,10 +181,11 @@ def _finish(best: "Variant", notes: list[str], overlap: bool, start: Submit) -> 
     found = best.outcome
     if isinstance(found, MemoryLimitError):
         raise found
-    if overlap:
+    if overlap.simulates:
         found, note = plan_with_overlap(found)
         notes = [*notes, note]
     program, solution = replace(best.program, notes=notes), found.unproved_solution()
+    solution = plan_prefetch(program, solution, overlap.globs, best.pins.donated, found.limit)
     bound = start(found.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
     solution = replace(solution, lower_bound=bound.result())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.api.options import parse_constraints, parse_uneven
+from meshdsl.api.overlap_option import Overlap, parse_overlap
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, called, faults, is_a
 from meshdsl.ir.graph import TracedProgram
@@ -45,7 +46,7 @@ class Program:
         iterable.
       evaluate: ``(*state) -> {"held-out loss": 1.3, ...}``, measured on the trained state.
       steps: default number of steps of a training run.
-      overlap: whether the plan is chosen by simulated time with overlap, as in ``parallelize``.
+      overlap: whether communication is hidden behind computation, as in ``parallelize``.
       axis_names: mesh axes by the axis names of the step's collectives, as in ``parallelize``.
       constraints: what shardings of jax inside the step do, as in ``parallelize``.
       uneven: what becomes of pins that do not divide, as in ``parallelize``.
@@ -68,7 +69,7 @@ class Program:
     batches: Callable[..., Iterable[Any]] | None = None
     evaluate: Callable[..., Mapping[str, Any]] | None = None
     steps: int | None = None
-    overlap: bool = False
+    overlap: bool | str | Overlap = False
     axis_names: Mapping[str, str | Sequence[str]] | None = None
     constraints: str = "keep"
     uneven: str = "error"
@@ -93,8 +94,7 @@ class Program:
             rows.append(f"pipeline: {is_a(self.pipeline)}, not a pipeline, such as md.Pipeline(microbatches=8)")
         if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
             rows.append(f"steps: {is_a(self.steps)}, not a number of training steps")
-        if not isinstance(self.overlap, bool):
-            rows.append(f"overlap: {is_a(self.overlap)}, neither True nor False")
+        parse_overlap(self.overlap, rows)
         if self.axis_names is not None and not isinstance(self.axis_names, Mapping):
             rows.append(f"axis_names: {is_a(self.axis_names)}, not a dict of mesh axes by axis names")
         parse_constraints(self.constraints, rows)
@@ -179,7 +179,7 @@ def parallelize_program(
         donate_argnums=tuple(range(len(program.args) - 1)),
         plan=plan,
         pipeline=program.pipeline,
-        overlap=program.overlap and plan is None,
+        overlap=program.overlap if plan is None else False,
         axis_names=program.axis_names,
         constraints=program.constraints,
         uneven=program.uneven,

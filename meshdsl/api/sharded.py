@@ -23,6 +23,7 @@ from meshdsl.api.check import check_step
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
 from meshdsl.api.options import Options, parse_options, parse_pin_changes
+from meshdsl.api.overlap_option import Overlap
 from meshdsl.api.plan_variants import PlannedProgram
 from meshdsl.api.stages import CallStages, check_inferred_specs, trace_for
 from meshdsl.errors import shortened
@@ -68,7 +69,7 @@ def parallelize(
     devices: Sequence[jax.Device] | None = None,
     rules: Rules | str | None = None,
     pipeline: Pipeline | None = None,
-    overlap: bool = False,
+    overlap: bool | str | Overlap = False,
     time_limit: float | None = None,
     axis_names: Mapping[str, str | Sequence[str]] | None = None,
     constraints: str = "keep",
@@ -98,8 +99,11 @@ def parallelize(
         agree with it.
       devices: the devices of the mesh, outermost axis first; default is the first of ``jax.devices()``.
       pipeline: take the batch in microbatches, through stages where layers are split; default is as in ``plan``.
-      overlap: choose by ``plan.simulated_seconds``, where communication is hidden behind independent computation;
-        default is to choose by ``plan.seconds``, where operations run one after the other.
+      overlap: whether communication is hidden behind computation. ``"off"`` or ``False``, the default: layouts are
+        chosen by ``plan.seconds``, where operations run one after the other. ``"prefetch"``: the same layouts, but
+        loops over layers send the collectives of a layer beside the computation of its neighbours, where the devices
+        can and it pays. ``"full"`` or ``True``: that, and layouts are chosen by ``plan.simulated_seconds``.
+        ``md.Overlap`` also says which loops.
       time_limit: seconds of planning after which nothing more is tried to improve the plan and its bound; a note in the
         plan says so, with the gap. Default is none: work is bounded in any case, and the plan is always the same.
       axis_names: mesh axes by the axis names of the step's collectives, ``{"batch": "data"}`` or

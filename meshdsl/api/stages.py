@@ -30,6 +30,7 @@ from meshdsl.api.axis_names import trace_found
 from meshdsl.api.calls import CallKind
 from meshdsl.api.executable import Executable
 from meshdsl.api.options import Options, donated_leaves
+from meshdsl.api.overlap_option import OFF
 from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
 from meshdsl.custom_rules import check_rules
 from meshdsl.errors import MemoryLimitError, PinError, TraceError
@@ -284,7 +285,7 @@ class CallStages:
     def most_divided(self) -> "CallStages":
         """The stages of the same call planned to divide as much as they can, within the same pins."""
         mesh = Mesh(topology=SLOW_DEVICES, **self.options.mesh.sizes_by_name)
-        options = replace(self.options, mesh=mesh, plan=None, memory=None, overlap=False)
+        options = replace(self.options, mesh=mesh, plan=None, memory=None, overlap=OFF)
         return CallStages(self.step, options, self.traced, settings=self.settings)
 
     def plan_pinned(self, layouts: Mapping[str, Layout | str]) -> Plan:

@@ -7,4 +7,5 @@ index      dense numbering and def-use arrays of a graph
 rewrite    substitution, copies and fresh ids for passes
 text       deterministic text and fingerprint
 solution   ``Pins`` and ``Solution``: all that planner and lowering know of each other
+prefetch   loops whose collectives run one iteration ahead or behind
 """

@@ -1,5 +1,6 @@
 """The contract between planner and lowering: ``Pins`` go in, a ``Solution`` comes out; both are plain data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshdsl.layouts.layout import Layout
@@ -26,6 +27,23 @@ class Pins:
 
 
 @dataclass(frozen=True)
+class Prefetch:
+    """What of a scan is sent beside the compute of other iterations; see ``meshdsl.ir.prefetch``.
+
+    Args:
+      ahead: positions, among the inputs of the body, of slices whose collectives are sent one iteration ahead.
+      behind: positions, among the values that the body returns, of slices whose collectives are sent one iteration
+        behind.
+    """
+
+    ahead: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.ahead or self.behind)
+
+
+@dataclass(frozen=True)
 class Solution:
     """A layout or signature for every value and operation, with cost, bound and memory.
 
@@ -43,6 +61,7 @@ class Solution:
       peak_op: the op id of that point.
       held: the live buffers there as (value id, bytes), largest first.
       notes: remarks for the reader of the plan.
+      prefetch: per op id of a scan, what it sends ahead and behind; other loops send where they need it.
     """
 
     mesh: Mesh
@@ -56,6 +75,7 @@ class Solution:
     peak_op: int
     held: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    prefetch: Mapping[int, Prefetch] = field(default_factory=dict)
 
     def exchanging(self, op: int) -> tuple[str, ...]:
         """Returns the mesh axes over which the local program of an operation exchanges data."""

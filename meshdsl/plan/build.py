@@ -20,6 +20,7 @@ from meshdsl.layouts.placement import B, P
 from meshdsl.layouts.reshard import ReshardStep, complete
 from meshdsl.plan.op_times import OpTimes, SourceLines, make_spans, price_pipeline_parts
 from meshdsl.plan.plan import Plan
+from meshdsl.plan.prefetch import prefetched_loops
 from meshdsl.plan.reasons import LocalCollective, Reasons, collectives_inside
 from meshdsl.plan.simulate import Sent, simulate
 from meshdsl.plan.types import Array, Collective, Timing
@@ -68,6 +69,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         solution=solution,
         pipeline=price_pipeline_parts(program, solution, waits, times),
         lines=lines.texts,
+        prefetched=tuple(prefetched_loops(program, solution, reasons, times)),
         timing=Lazy(timing),
         jax=jax.__version__,
     )

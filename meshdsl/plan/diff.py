@@ -83,6 +83,7 @@ class PlanDiff:
       layouts: inputs, and outputs that do not have the layout of an input they alias, where they differ.
       collectives: collectives per purpose, where they differ.
       totals: seconds, bytes and memory, where they differ.
+      loops: what loops send ahead and behind, where that differs.
       changes: relative change of these totals: 0.1 if the second plan has 10% more.
       different: ``"program"`` if the plans are of different programs, ``"jax"`` if different versions of jax traced
         these, which alone can make them differ; empty if they are of one program, or of equal inputs in forms
@@ -95,9 +96,10 @@ class PlanDiff:
     totals: tuple[tuple[str, str, str], ...]
     changes: dict[str, float]
     different: str = ""
+    loops: tuple[tuple[str, str, str], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.made_for or self.layouts or self.collectives or self.totals)
+        return bool(self.made_for or self.layouts or self.collectives or self.totals or self.loops)
 
     def __str__(self) -> str:
         return diff_text(self)
@@ -119,6 +121,7 @@ def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
         totals=totals,
         changes={name: b[name] / a[name] - 1 if a[name] else float("inf") for name, *_ in totals},
         different=different,
+        loops=_changes(before, after, _loops),
     )
 
 
@@ -166,6 +169,13 @@ def _speeds(plan: PlanData) -> str:
 def _layouts(plan: PlanData) -> Iterator[tuple[str, str]]:
     for side, arrays in (("", plan.inputs), ("output ", plan.outputs)):
         yield from ((f"{side}{array.path}", _typed_layout(array)) for array in arrays)
+
+
+def _loops(plan: PlanData) -> Iterator[tuple[str, str]]:
+    """What each loop sends ahead and behind; lines may move, so loops go by their place among those that do."""
+    for i, loop in enumerate(plan.prefetched):
+        sent = (f"{how} {', '.join(names)}" for how, names in (("ahead", loop.ahead), ("behind", loop.behind)) if names)
+        yield f"loop {i + 1}, {loop.phase}", "; ".join(sent)
 
 
 def _implied_by_inputs(plan: PlanData) -> set[str]:
@@ -232,8 +242,9 @@ def _tables(diff: PlanDiff) -> Iterator[Rows]:
         ("planned for", "before", "after"),
         ("change", "before", "after", "collective"),
         ("layout", "", "type", "before", "after"),
+        ("prefetched loop", "before", "after"),
     )
-    found = (_total_rows(diff), diff.made_for, _collective_rows(diff), _layout_rows(diff))
+    found = (_total_rows(diff), diff.made_for, _collective_rows(diff), _layout_rows(diff), diff.loops)
     yield from ([head, *rows] for head, rows in zip(heads, found, strict=True) if rows)
 
 

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshdsl.errors import MeshDSLError, NotationError, PlanFileError, faults, first_line, is_a, nearest, shortened
-from meshdsl.ir.solution import Solution
+from meshdsl.ir.solution import Prefetch, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.layout import Layout
@@ -41,7 +41,7 @@ from meshdsl.layouts.placement import Placement, Split
 from meshdsl.layouts.reshard import ReshardStep, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Topology
-from meshdsl.plan.types import Array, Collective, Line, PlanData, Span, Timing, Utilization
+from meshdsl.plan.types import Array, Collective, Line, PlanData, PrefetchedLoop, Span, Timing, Utilization
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.files import read_regular
 from meshdsl.util.lazy import Lazy
@@ -93,6 +93,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       values: (value id, position of the layout at its producer).
       uses: (operation id, operand index, position of the layout in which it is used).
       moves: reshard steps, in an order in which each starts from a layout that is available.
+      prefetch: (operation id of a scan, inputs of its body sent ahead, results of its body sent behind).
       seals: per field, the beginning of its SHA-256: a number that was edited by hand is not what the planner
         predicted, and nothing else in the file could tell.
     """
@@ -131,6 +132,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     utilization: Utilization = Utilization()
     jax: str = ""
     exposed: tuple[float, ...] = ()
+    prefetched: tuple[PrefetchedLoop, ...] = ()
+    prefetch: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] = ()
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -222,10 +225,12 @@ def _content(plan: PlanData) -> dict[str, Any]:
         for value, tree in sorted(s.trees.items())
         for m in tree
     ]
+    given["prefetch"] = tuple((op, each.ahead, each.behind) for op, each in sorted(s.prefetch.items()))
     given["layouts"] = list(layouts)
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
     lacking["exposed"] = not plan.exposed
+    lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
 
@@ -311,6 +316,7 @@ def _solution(f: PlanFile) -> Solution:
         layouts={value: f.layouts[i] for value, i in f.values},
         uses={(op, i): f.layouts[at] for op, i, at in f.uses},
         trees={value: tuple(tree) for value, tree in trees.items()},
+        prefetch={op: Prefetch(ahead, behind) for op, ahead, behind in f.prefetch},
         **{attribute: getattr(f, name) for name, attribute in OF_SOLUTION.items()},
     )
 
@@ -397,6 +403,7 @@ def _reference_faults(f: PlanFile) -> Iterator[str]:
     yield from _duplicates("ops", "operation", [op for op, _ in f.ops])
     yield from _duplicates("values", "value", [value for value, _ in f.values])
     yield from _duplicates("uses", "operand", [(op, operand) for op, operand, _ in f.uses])
+    yield from _duplicates("prefetch", "loop", [op for op, _, _ in f.prefetch])
 
 
 def _duplicates(table: str, noun: str, ids: Sequence[object]) -> Iterator[str]:
@@ -498,6 +505,12 @@ def _span_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
         yield f"spans: {waited} collectives are waited for, of {len(f.collectives)}"
 
 
+def _prefetch_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    """Every loop that sends ahead or behind is described."""
+    if len(f.prefetch) != len(f.prefetched):
+        yield f"prefetched: {len(f.prefetched)} loops, but prefetch has {len(f.prefetch)}"
+
+
 _CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (
     _boundary_faults,
     _use_faults,
@@ -505,4 +518,5 @@ _CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (
     _collective_faults,
     _span_faults,
     _timing_faults,
+    _prefetch_faults,
 )

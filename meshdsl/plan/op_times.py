@@ -13,6 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from meshdsl.ir.graph import Op, Source, TracedProgram, Value, walk
+from meshdsl.ir.prefetch import pipelined_loops
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.placement import Split
@@ -173,7 +174,8 @@ def make_spans(
       times: seconds of operations under the solution.
     """
     s, graph = solution, reasons.program.graph
-    memory = Liveness(copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees), donated).bytes_by_op()
+    placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees)
+    memory = Liveness(placed, donated, pipelined_loops(graph, s)).bytes_by_op()
     heads: list[_SpanHead] = []
     sums: list[tuple[int, float, int, int]] = []  # the other fields of each span
     for inside, op in reasons.ops():

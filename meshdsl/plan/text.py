@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.plan.types import LAUNCHES, Array, Collective, PlanData
+from meshdsl.plan.types import LAUNCHES, Array, Collective, PlanData, PrefetchedLoop
 from meshdsl.util.paths import Components, split_path
 from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
 
@@ -131,7 +131,9 @@ def _alternatives(part: Components) -> str:
 
 def plan_text(plan: PlanData) -> str:
     """The whole plan as text, at most about 120 columns wide."""
-    return _text(*(part(plan) for part in (_title, _pipeline, _inputs, _outputs, _collectives, _totals, _notes)))
+    return _text(
+        *(part(plan) for part in (_title, _pipeline, _inputs, _outputs, _collectives, _loops, _totals, _notes))
+    )
 
 
 def summary_text(plan: PlanData) -> str:
@@ -239,6 +241,36 @@ def _collectives(plan: PlanData) -> Iterator[str]:
         return
     header = ("collective", "axes", "", "bytes", "trips", "time", "phase", "source", "reason")
     yield from table([header, *(_row(c, n) for c, n in collective_rows(plan.collectives))])
+
+
+def _loops(plan: PlanData) -> Iterator[str]:
+    """What loops send beside the compute of other iterations, and what of it is waited for."""
+    if plan.prefetched:
+        header = (
+            "prefetched loop",
+            "phase",
+            "trips",
+            "exposed",
+            "before",
+            "second buffer",
+            "sent ahead",
+            "sent behind",
+        )
+        yield from table([header, *map(_loop_row, plan.prefetched)])
+
+
+def _loop_row(loop: PrefetchedLoop) -> Sequence[str]:
+    seconds, names = (loop.exposed, loop.serial), (loop.ahead, loop.behind)
+    sent = (common_names(each) for each in names)
+    return (loop.source, loop.phase, str(loop.trips), *map(seconds_text, seconds), bytes_text(loop.bytes), *sent)
+
+
+def common_names(names: Sequence[str]) -> str:
+    """Names in one line; those of repeated layers are one."""
+    by_pattern: dict[str, list[str]] = {}
+    for name in names:
+        by_pattern.setdefault(pattern(name), []).append(name)
+    return ", ".join(common(each) + (f" {_times(len(each))}" if len(each) > 1 else "") for each in by_pattern.values())
 
 
 def collective_rows(collectives: Iterable[Collective]) -> list[tuple[Collective, int]]:

@@ -94,6 +94,31 @@ class Collective:
     dtype: str
 
 
+class PrefetchedLoop(NamedTuple):
+    """A loop whose collectives run beside the compute of other iterations; see ``meshdsl.plan.prefetch``.
+
+    Args:
+      source: line of the loop, as collectives have it.
+      phase: forward, backward or optimizer.
+      trips: iterations per step.
+      ahead: names of the slices whose collectives are sent one iteration ahead.
+      behind: names of the stacked results whose collectives are sent one iteration behind.
+      bytes: that one device holds from an iteration to the next, the second buffer.
+      serial: seconds per step that these collectives would be waited for if they were sent where they are needed.
+      exposed: seconds per step that they are waited for: in front of the loop, behind it, and in iterations that
+        compute for a shorter time than they send.
+    """
+
+    source: str
+    phase: str
+    trips: int
+    ahead: tuple[str, ...]
+    behind: tuple[str, ...]
+    bytes: int
+    serial: float
+    exposed: float
+
+
 # ---- The step in program order ---------------------------------------------------------------------------------------
 
 
@@ -205,6 +230,7 @@ class PlanData:
       lines: source lines of the operations with some context, ordered by file and line.
       timing: ``spans``, ``simulated_seconds``, ``exposed`` and ``utilization``, computed when one is first used.
       jax: version of jax that traced the step, which does not make plans unequal; empty in older files.
+      prefetched: the loops that send collectives ahead or behind, in program order.
     """
 
     name: str
@@ -222,6 +248,7 @@ class PlanData:
     timing: Lazy[Timing] = field(default_factory=lambda: Lazy.known(Timing()))
     regions: bool = False
     jax: str = field(default="", compare=False)
+    prefetched: tuple[PrefetchedLoop, ...] = ()
 
     @property
     def fingerprint(self) -> str:

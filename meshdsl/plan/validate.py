@@ -24,7 +24,8 @@ from math import prod
 
 from meshdsl.errors import PlanFileError, faults, shortened
 from meshdsl.ir.graph import Leaf, TracedProgram, Value, sent_itemsize, walk
-from meshdsl.ir.solution import Pins, Solution
+from meshdsl.ir.prefetch import prefetchable
+from meshdsl.ir.solution import Pins, Prefetch, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -33,9 +34,8 @@ from meshdsl.layouts.reshard import ReshardEdge, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature, divides
 from meshdsl.layouts.topology import Topology
 from meshdsl.plan.build import collectives_of
+from meshdsl.plan.prefetch import peak_of
 from meshdsl.plan.types import Array, Collective, PlanData
-from meshdsl.planner.liveness.peak import Liveness
-from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.build import Problem, make_problem
 from meshdsl.planner.problem.variables import Node, Port
 from meshdsl.util.text import bytes_text, seconds_text
@@ -144,6 +144,7 @@ def check_runnable(
     """
     problem = make_problem(program, plan.mesh, _aliases(plan))
     rows = list(_signature_faults(problem, plan.solution)) or list(_step_faults(problem, plan.solution))
+    rows = rows or list(_prefetch_faults(program, plan.solution))
     if not rows:
         rows += _collective_faults(plan.collectives, collectives_of(program, plan.solution))
         rows += _memory_faults(plan, program, donated, plan.topology.memory if memory is None else memory)
@@ -260,6 +261,19 @@ def _edges(layout: Layout, rank: int, mesh: Mesh) -> tuple[ReshardEdge, ...]:
     return tuple(reshard_edges(layout, rank, mesh))
 
 
+def _prefetch_faults(program: TracedProgram, solution: Solution) -> Iterator[str]:
+    """Loops that cannot send ahead or behind what the plan says."""
+    possible = prefetchable(program.graph, solution)
+    for op, chosen in solution.prefetch.items():
+        can = possible.get(op, Prefetch())
+        for word, noun, a, b in (
+            ("ahead", "input", chosen.ahead, can.ahead),
+            ("behind", "result", chosen.behind, can.behind),
+        ):
+            for i in sorted({*a} - {*b}):
+                yield f"loop {op}: {noun} {i} of its body cannot be sent {word}"
+
+
 def _collective_faults(planned: Sequence[Collective], derived: Sequence[Collective]) -> Iterator[str]:
     if len(planned) != len(derived):
         yield f"collectives: {len(planned)} in the plan, {len(derived)} follow from its layouts"
@@ -275,8 +289,7 @@ def _sent(c: Collective) -> tuple[object, ...]:
 
 
 def _memory_faults(plan: PlanData, program: TracedProgram, donated: frozenset[int], limit: float) -> Iterator[str]:
-    s = plan.solution
-    peak = Liveness(copy_timeline(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).peak().bytes
+    peak = peak_of(program, plan.solution, donated).bytes
     if peak > limit:
         planned, allowed = bytes_text(plan.memory), bytes_text(limit)
         yield (

@@ -131,9 +131,9 @@ def test_a_plan_is_never_slower_with_overlap_than_the_one_without():
 
 
 def test_what_is_no_answer_is_refused():
-    with pytest.raises(ArgumentError, match="overlap: 'yes' is a str, neither True nor False"):
+    with pytest.raises(ArgumentError, match="overlap: 'yes' is none of 'off', 'prefetch', 'full', True, False"):
         md.parallelize(late, MESH, overlap="yes")
-    with pytest.raises(ArgumentError, match="overlap: plan= runs a plan as it is, overlap=True looks for another one"):
+    with pytest.raises(ArgumentError, match=r"overlap: plan= runs a plan as it is, overlap=.* looks for another one"):
         md.parallelize(late, MESH, plan=planned(False), overlap=True)
-    with pytest.raises(ArgumentError, match="overlap: 1 is an int, neither True nor False"):
+    with pytest.raises(ArgumentError, match="overlap: 1 is none of 'off', 'prefetch', 'full', True, False"):
         md.Program(late, ARGS, overlap=1)

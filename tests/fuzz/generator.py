@@ -46,14 +46,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Batch:
-    """Cases that are compiled together; with a ``seed`` under a plan drawn at random, else under the planner's."""
+    """Cases that are compiled together; with a ``seed`` under a plan drawn at random, else under the planner's.
+
+    Args:
+      prefetch: loops send ahead and behind all that they can.
+    """
 
     mesh: md.Mesh
     cases: tuple[Case, ...]
     seed: int | None
+    prefetch: bool = False
 
     def __str__(self) -> str:
         how = "the planner's plan" if self.seed is None else f"a random plan, seed {self.seed}"
+        how += ", prefetched" if self.prefetch else ""
         head = f"mesh {self.mesh}, topology {self.mesh.topology.name}, {how}"
         return "\n\n".join([head, *map(str, self.cases)])
 
@@ -65,7 +71,8 @@ def batches(draw: Any, largest: int) -> Batch:
     apart = sizes.endswith("=3")  # two of which lie partly behind one link of two
     mesh = md.Mesh.parse(sizes, topology=draw(st.sampled_from(TOPOLOGIES[:2] if apart else TOPOLOGIES)))
     seed = draw(st.none() | st.integers(0, 2**16))
-    return Batch(mesh, tuple(draw(st.lists(cases(mesh), min_size=1, max_size=largest))), seed)
+    drawn = tuple(draw(st.lists(cases(mesh), min_size=1, max_size=largest)))
+    return Batch(mesh, drawn, seed, prefetch=draw(st.booleans()))
 
 
 @st.composite

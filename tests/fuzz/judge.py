@@ -7,7 +7,7 @@ are compared with those of its own step.
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import meshdsl as md
 from meshdsl.api.executable import Executable
 from meshdsl.api.plan_variants import least_variant_seconds, plan_best_variant
 from meshdsl.ir.graph import TracedProgram
+from meshdsl.ir.prefetch import prefetchable
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.roundness import Roundness
 from meshdsl.lowering.hlo.collectives import compiled_collectives
@@ -30,6 +31,7 @@ from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
+from meshdsl.plan.prefetch import with_prefetch
 from meshdsl.planner.bounds.trivial import least_memory
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.problem.build import make_problem
@@ -60,7 +62,7 @@ def judge(batch: Batch) -> Tally:
         return _judge(batch)
     except Exception:
         for case in batch.cases:
-            alone = Batch(batch.mesh, (case,), batch.seed)
+            alone = replace(batch, cases=(case,))
             try:
                 _judge(alone)
             except Exception as error:
@@ -70,9 +72,12 @@ def judge(batch: Batch) -> Tally:
 
 def _judge(batch: Batch) -> Tally:
     planned = [_plan(case, batch) for case in batch.cases]
+    if batch.prefetch:
+        planned = [_prefetched(one) for one in planned]
     for one in planned:
         _check_plan(one.plan)
     tally = Tally(len(planned), kinds=kinds(batch))
+    tally.kinds["loops", "prefetched"] += sum(len(one.plan.prefetched) for one in planned)
     if batch.seed is None:
         for one in planned:
             _check_cost(one, batch.mesh, tally)
@@ -98,6 +103,16 @@ def _plan(case: Case, batch: Batch) -> Planned:
     pins = user_pins.resolve(program, batch.mesh)
     solution = wander(program, batch.mesh, pins, np.random.default_rng(batch.seed))
     return Planned(case, program, pins, build_plan(program, solution, pins))
+
+
+def _prefetched(one: Planned) -> Planned:
+    """The same plan, with loops that send ahead and behind all that they can."""
+    solution = one.plan.solution
+    chosen = prefetchable(one.program.graph, solution)
+    if not chosen:
+        return one
+    made = build_plan(one.program, with_prefetch(one.program, solution, chosen, one.pins.donated), one.pins)
+    return replace(one, plan=replace(made, padded=one.plan.padded, regions=one.plan.regions))
 
 
 def _check_plan(plan: Plan) -> None:

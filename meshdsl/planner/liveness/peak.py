@@ -9,18 +9,23 @@ place. Fused values take no memory. A loop adds the peak of its body while it ru
     b = tanh(a)                    b ====           overwrites a in place
     c = b @ w                         c ==========
 
+What a loop carries from one iteration to the next because it sends ahead or behind (``meshdsl.ir.prefetch``) is live
+twice in the whole body: the copy of this iteration, and the one of the next or the last.
+
 ``aliasing`` says which values share memory, ``liveness_kernels`` when copies are live.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from meshdsl.ir.graph import Op, Value
 from meshdsl.ir.index import BlockRange
+from meshdsl.ir.prefetch import PipelinedLoop
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.liveness.timeline import NOWHERE, CopyTimeline, Timeline
 from meshdsl.util.arrays import Ids, index_array
@@ -87,10 +92,12 @@ class Liveness:
     Args:
       placed: the program under its layouts.
       donated: positions of the inputs whose memory is given up.
+      loops: by op id, those that send ahead or behind.
     """
 
     placed: CopyTimeline
     donated: frozenset[int] = frozenset()
+    loops: Mapping[int, PipelinedLoop] = field(default_factory=dict)
 
     def peak(self) -> Peak:
         """Returns the peak of the step."""
@@ -149,8 +156,8 @@ class Liveness:
 
     def _live(self, at: int) -> tuple[LiveBuffers, LiveBuffers]:
         """Returns the copies that are live at a position, and the workspaces of its op."""
-        placed, (first, last) = self.placed, self._ranges
-        here = np.flatnonzero((first <= at) & (at <= last))
+        placed, (copies, first, last) = self.placed, self._ranges
+        here = copies[(first <= at) & (at <= last)]
         workspaces = [workspace for workspace in placed.timeline.workspaces if workspace.at == at]
         values = index_array(workspace.value for workspace in workspaces)
         more = LiveBuffers(values, placed.own[values], index_array(map(placed.workspace_bytes, workspaces)))
@@ -159,8 +166,8 @@ class Liveness:
     @cached_property
     def _held(self) -> Ids:
         """[positions], bytes that are live in the graph of each."""
-        (first, last), sizes = self._ranges, self.placed.copies.bytes
-        is_live = first <= last
+        copies, first, last = self._ranges
+        sizes, is_live = self.placed.copies.bytes[copies], first <= last
         change = np.zeros(len(self.placed.timeline.index.ops) + 1, dtype=np.intp)
         np.add.at(change, first[is_live], sizes[is_live])
         np.subtract.at(change, last[is_live] + 1, sizes[is_live])
@@ -170,8 +177,8 @@ class Liveness:
         return held
 
     @cached_property
-    def _ranges(self) -> tuple[Ids, Ids]:
-        """The first and last position at which each copy is live; a copy without memory ends before it begins."""
+    def _ranges(self) -> tuple[Ids, Ids, Ids]:
+        """Copies with the first and last positions at which they are live; one without memory ends before it begins."""
         from meshdsl.planner.liveness.liveness_kernels import live_ranges  # numba is slow to import
 
         timeline, producer = self.placed.timeline, self.placed.timeline.index.producer
@@ -179,7 +186,26 @@ class Liveness:
         first, last = live_ranges(timeline.arrays, self.placed.copies, producer, fixed)
         last[: producer.size][~timeline.has_memory] = NOWHERE
         last[: producer.size][fixed & (producer < timeline.step.start)] = timeline.step.stop - 1
-        return first, last
+        numbers, starts, ends = self._carried
+        first[numbers], last[numbers] = starts, ends
+        columns = (np.arange(first.size), numbers), (first, starts), (last, ends)
+        copies, first, last = (np.concatenate(column) for column in columns)
+        return copies, first, last
+
+    @property
+    def _carried(self) -> tuple[Ids, Ids, Ids]:
+        """Numbers of the copies that loops carry because they send ahead or behind, and the ends of their bodies."""
+        placed, found = self.placed, list[tuple[int, int, int]]()
+        copies, index = placed.copies, placed.timeline.index
+        blocks = {block.owner[0].id: block for block in index.blocks if block.owner} if self.loops else {}
+        for op, loop in self.loops.items():
+            held = [(index.number_of(value.id), placed.layouts.index(layout)) for value, layout in loop.copies]
+            held += [(n, int(placed.own[n])) for n in (index.number_of(value.id) for value in loop.unreduced)]
+            for value, layout in held:
+                (number,) = np.flatnonzero((copies.values == value) & (copies.layouts == layout))
+                found.append((int(number), blocks[op].start, blocks[op].stop - 1))
+        numbers, starts, ends = index_array(chain.from_iterable(found)).reshape(-1, 3).T
+        return numbers, starts, ends
 
 
 def _point(block: BlockRange, held: Ids, inner: dict[int, ProgramPoint], at: int) -> ProgramPoint:
