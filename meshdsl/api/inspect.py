@@ -12,8 +12,7 @@ inside the step are ignored.
 import inspect as python_inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from functools import cached_property
 from linecache import getline
 from math import prod
@@ -27,12 +26,14 @@ from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.api.stages import CallStages
 from meshdsl.errors import ArgumentError, MeshDSLError, is_a
 from meshdsl.ir.graph import Source, Value, walk
-from meshdsl.layouts.collective_cost import COLLECTIVES, exchange_price
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
+from meshdsl.lowering.aot_targets import parse_target
+from meshdsl.lowering.elsewhere import compiled_elsewhere
 from meshdsl.lowering.hlo.collectives import CompiledCollective, SentTensor, collectives_of_module
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import parse_module
+from meshdsl.lowering.hlo.schedule import ScheduledCollective, scheduled_collectives
 from meshdsl.lowering.hlo.source import InstructionSources
 from meshdsl.lowering.interpreter import run_graph
 from meshdsl.lowering.reference import WholeTarget
@@ -68,6 +69,8 @@ class InspectedCollective:
       estimated: whether they do.
       seconds: predicted seconds per iteration under the topology of the mesh; a combined collective's are divided
         among its tensors by their bytes.
+      covered: seconds of these that products run beside, in the schedule of a compiler that states one (of TPUs and
+        GPUs); 0 if the collective is synchronous.
       phase: forward or backward, by jax's name stack; empty for what is neither.
       source: line of the user's program, ``file.py:12``.
       text: that line.
@@ -82,6 +85,7 @@ class InspectedCollective:
     trips: int
     estimated: bool
     seconds: float
+    covered: float
     phase: str
     source: str
     text: str
@@ -104,6 +108,7 @@ class Inspection:
       collectives: every tensor sent, in program order.
       memory: bytes of one device: arguments, results and temporary values.
       flops: of the products and convolutions of one device.
+      target: the absent devices and the compiler, if it was compiled for any.
 
     Example:
       >>> mesh = jax.make_mesh((8,), ("data",))
@@ -119,6 +124,7 @@ class Inspection:
     memory: int
     flops: int
     _step: "_TracedStep"
+    target: str = ""
 
     @property
     def bytes(self) -> int:
@@ -129,6 +135,11 @@ class Inspection:
     def seconds(self) -> float:
         """Predicted seconds of all collectives of one step, one after the other."""
         return sum(c.seconds * c.trips for c in self.collectives)
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Those of them that no product runs beside."""
+        return sum((c.seconds - c.covered) * c.trips for c in self.collectives)
 
     def assert_at_most(self, bytes: float | None = None, kinds: Kinds | None = None) -> None:
         """Raise BudgetError, an AssertionError, if the program communicates more.
@@ -160,16 +171,24 @@ class Inspection:
     def facts(self) -> dict[str, Any]:
         """All figures as plain values, as ``meshdsl inspect --json`` prints them."""
         rows = [{name: getattr(c, name) for name in InspectedCollective.__dataclass_fields__} for c in self.collectives]
-        totals = {"bytes": self.bytes, "seconds": self.seconds, "memory": self.memory, "flops": self.flops}
+        totals = {
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+            "exposed_seconds": self.exposed_seconds,
+            "memory": self.memory,
+            "flops": self.flops,
+        }
         return {"name": self.name, "mesh": str(self.mesh), "topology": self.mesh.topology.name, **totals} | {
             "collectives": rows
         }
 
     def __str__(self) -> str:
-        title = f"{self.name} on mesh {self.mesh}, compiled by XLA; seconds of topology {self.mesh.topology.name}"
+        compiler = f"compiled for {self.target}" if self.target else "compiled by XLA"
+        title = f"{self.name} on mesh {self.mesh}, {compiler}; seconds of topology {self.mesh.topology.name}"
         counted = f"{len(self.collectives)} tensor{'s' * (len(self.collectives) != 1)}"
         sums = [
-            f"sends {bytes_text(self.bytes)} per device and step in {counted}, {seconds_text(self.seconds)}",
+            f"sends {bytes_text(self.bytes)} per device and step in {counted}, {seconds_text(self.seconds)}, of which "
+            f"{seconds_text(self.exposed_seconds)} have no product beside them",
             f"memory {bytes_text(self.memory)} per device, products {self.flops:.4g} FLOPs per device",
         ]
         return "\n".join([title, *sums, *(("", *table(self._rows())) if self.collectives else ())])
@@ -180,10 +199,11 @@ class Inspection:
         for c in self.collectives:
             alike[c.source, c.kind, c.over, c.tensor, c.phase].append(c)
         order = sorted(alike.values(), key=lambda found: -sum(c.bytes * c.trips for c in found))
-        rows = [["collective", "axes", "bytes", "runs", "seconds", "tensor", "phase", "line", ""]]
+        rows = [["collective", "axes", "bytes", "runs", "seconds", "exposed", "tensor", "phase", "line", ""]]
         for found in order[:_SHOWN]:
             c, runs = found[0], sum(each.trips for each in found)
             sent, spent = (sum(getattr(x, name) * x.trips for x in found) for name in ("bytes", "seconds"))
+            exposed = spent - sum(x.covered * x.trips for x in found)
             mark = "?" if c.estimated else ""
             where = f"{c.source}  {_cut(c.text)}".rstrip()
             rows.append(
@@ -193,6 +213,7 @@ class Inspection:
                     bytes_text(sent),
                     f"{runs}{mark}",
                     seconds_text(spent),
+                    seconds_text(exposed),
                     c.tensor,
                     c.phase,
                     where,
@@ -201,7 +222,7 @@ class Inspection:
             )
         if len(order) > _SHOWN:
             rest = sum(c.bytes * c.trips for found in order[_SHOWN:] for c in found)
-            rows.append([f"{len(order) - _SHOWN} more", "", bytes_text(rest), *[""] * 6])
+            rows.append([f"{len(order) - _SHOWN} more", "", bytes_text(rest), *[""] * 7])
         return rows
 
 
@@ -210,6 +231,7 @@ def inspect(
     *args: Any,
     mesh: StatedMesh | None = None,
     topology: Topology | str | None = None,
+    target: str | None = None,
     **kwargs: Any,
 ) -> Inspection:
     """Compile a jitted function for these arguments, and return every collective that it runs.
@@ -220,13 +242,16 @@ def inspect(
       *args: its arguments: placed arrays, or ``jax.ShapeDtypeStruct`` with shardings; keywords as well. Nothing is run
         or donated.
       mesh: names the axes; default is the mesh of the program's inputs and outputs.
-      topology: that seconds are predicted for; default is that of the devices at hand.
+      topology: that seconds are predicted for; default is that of the target, or of the devices at hand.
+      target: absent devices to compile for in place of those of the mesh, such as ``"tpu-v5e:2x4"`` or
+        ``"dgx-h100:8"``; as many (virtual CPU devices will do). Meshes inside the step are replaced by one of them.
 
     Returns:
       The collectives, totals, memory and FLOPs. ``compare`` sets the best plan of the same step beside it.
 
     Raises:
       ArgumentError: ``step`` is not jitted, or nothing that goes in or out lies on a mesh.
+      DeviceError: the target is unknown, has another number of devices, or its compiler is not installed.
 
     Example:
       >>> mesh = jax.make_mesh((8,), ("data",))
@@ -237,14 +262,20 @@ def inspect(
     XLA's partitioner (GSPMD, Xu et al. 2021; Shardy) leaves no trace of why it sends something; the lines are those of
     the operations that the collectives serve.
     """
+    absent = None if target is None else parse_target(target)
     traced = _TracedStep.of(step, args, kwargs)
     found = traced.mesh if mesh is None else None
     over = mesh_of(mesh if mesh is not None else _required(found, traced.name))
+    if topology is None and absent is not None:
+        topology = absent.preset
     if topology is not None or not over.states_topology:
         over = Mesh(topology=topology or topology_at_hand(over).topology, **over.sizes_by_name)
     if over.size != traced.size:
         raise ArgumentError(f"mesh={over} has {over.size} devices, and {traced.name} runs on {traced.size}")
-    return _inspection(traced, over)
+    if absent is None:
+        return _inspection(traced, over)
+    compiled = compiled_elsewhere(traced.traced, traced.compiled, absent.devices(over))
+    return replace(_inspection(replace(traced, compiled=compiled), over), target=f"{absent} by {absent.compiler}")
 
 
 def _required(found: Any, name: str) -> Any:
@@ -260,24 +291,27 @@ def _inspection(traced: "_TracedStep", mesh: Mesh) -> Inspection:
     text = traced.compiled.as_text() or ""
     module = parse_module(text)
     lines = InstructionSources(text, module)
-    collectives = collectives_of_module(module, mesh)
-    sent = [(c, tensor, lines.metadata(c.name, tensor.about)) for c in collectives for tensor in c.tensors]
-    pairs = [(c, tensor, _scope_of(about) or c.scope, lines.of(about)) for c, tensor, about in sent]
+    sent = [
+        (found, tensor, lines.metadata(found.sent.name, tensor.about))
+        for found in scheduled_collectives(module, mesh)
+        for tensor in found.sent.tensors
+    ]
+    pairs = [(found, tensor, _scope_of(about) or found.sent.scope, lines.of(about)) for found, tensor, about in sent]
     names = SourceNames(source for *_, source in pairs)
-    found = tuple(_inspected(*pair, names, mesh, traced.split_shapes) for pair in pairs)
+    found = tuple(_inspected(*pair, names, traced.split_shapes) for pair in pairs)
     return Inspection(traced.name, mesh, found, compiled_bytes(traced.compiled), product_flops(module), traced)
 
 
 def _inspected(
-    c: CompiledCollective,
+    found: ScheduledCollective,
     tensor: SentTensor,
     scope: str,
     source: Source,
     names: SourceNames,
-    mesh: Mesh,
     split: Mapping[tuple[int, ...], set[str]],
 ) -> InspectedCollective:
-    share = tensor.bytes / c.bytes if c.bytes else Fraction(0)
+    c = found.sent
+    share = float(tensor.bytes / c.bytes) if c.bytes else 0.0
     return InspectedCollective(
         kind=c.kind,
         axes=c.axes or (),
@@ -285,7 +319,8 @@ def _inspected(
         bytes=round(tensor.bytes),
         trips=c.trips,
         estimated=not c.known,
-        seconds=_seconds(c, mesh) * float(share),
+        seconds=found.seconds * share,
+        covered=found.covered * share,
         phase="backward" if "transpose(" in scope else "forward" if "jvp(" in scope else "",
         source=names.of(source),
         text=getline(source.file, source.line).strip() if source.file else "",
@@ -311,23 +346,6 @@ def _waste(c: CompiledCollective, is_argument: bool, scope: str) -> str:
     if c.kind == "all-reduce" and is_argument:
         return "reduces the whole of what lies split"
     return ""
-
-
-def _seconds(c: CompiledCollective, mesh: Mesh) -> float:
-    """Predicted seconds of one run of a collective, from the bytes that one device sends."""
-    k, sent = c.group, float(c.bytes)
-    if c.axes is not None and c.kind != "collective-permute":
-        k = prod(mesh.axis(axis) for axis in c.axes)
-    axes = c.axes or tuple(name for name, size in mesh if size > 1)
-    kind = c.kind if c.kind in COLLECTIVES else "collective-permute"
-    block = {
-        "all-gather": lambda: sent / (k - 1),
-        "all-reduce": lambda: sent * k / (2 * (k - 1)),
-        "reduce-scatter": lambda: sent * k / (k - 1),
-        "all-to-all": lambda: sent * k / (k - 1),
-        "collective-permute": lambda: sent,
-    }[kind]()
-    return exchange_price(kind, axes, mesh, 0 if c.axes else k).seconds(block)
 
 
 def _cut(text: str) -> str:

@@ -24,7 +24,11 @@ class _StepInspected(BaseException):
 
 
 def inspect_script(
-    file: Path | str, arguments: Sequence[str] = (), step: str | None = None, topology: Topology | str | None = None
+    file: Path | str,
+    arguments: Sequence[str] = (),
+    step: str | None = None,
+    topology: Topology | str | None = None,
+    target: str | None = None,
 ) -> list[Inspection]:
     """Run a script, and return what its jitted functions over several devices communicate, in order of their calls.
 
@@ -33,12 +37,13 @@ def inspect_script(
       arguments: what it finds in ``sys.argv`` behind its own name.
       step: name of the function to inspect; the script ends at its first call, before that runs. Default: all of them,
         until the script ends.
-      topology: that seconds are predicted for; default is that of the devices at hand.
+      topology: that seconds are predicted for; default is that of the target, or of the devices at hand.
+      target: absent devices to compile for, see ``inspect``.
 
     Raises:
       ArgumentError: the script calls no such function.
     """
-    recorder = _Recorder(step, topology)
+    recorder = _Recorder(step, topology, target)
     before = sys.argv
     sys.argv = [str(file), *arguments]
     try:
@@ -69,8 +74,8 @@ class _Recorder:
       found: the inspections of those over several devices.
     """
 
-    def __init__(self, step: str | None, topology: Topology | str | None) -> None:
-        self._step, self._topology = step, topology
+    def __init__(self, step: str | None, topology: Topology | str | None, target: str | None) -> None:
+        self._step, self._topology, self._target = step, topology, target
         self._seen: set[Any] = set()
         self.called: list[str] = []
         self.found: list[Inspection] = []
@@ -113,7 +118,7 @@ class _Recorder:
 
     def _inspected(self, function: Any, args: Any, kwargs: Any) -> Inspection | None:
         try:
-            return inspect(function, *args, topology=self._topology, **kwargs)
+            return inspect(function, *args, topology=self._topology, target=self._target, **kwargs)
         except ArgumentError:  # on one device
             return None
 

@@ -23,6 +23,10 @@ def inspect(
     devices: Annotated[
         int | None, typer.Option(help="virtual CPU devices for the script; default: those at hand")
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="compile for absent devices, such as tpu-v5e:4x4; CPUs run the script"),
+    ] = None,
     topology: TopologyName = None,
     compare: Annotated[bool, typer.Option(help="plan the same steps, and show what the plan sends instead")] = True,
     as_json: AsJSON = False,
@@ -34,16 +38,18 @@ def inspect(
     import jax
 
     from meshdsl.api.jitted_calls import inspect_script
+    from meshdsl.lowering.aot_targets import parse_target
 
     file = Path(script)
     if not file.is_file():
         files = [str(each) for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise ArgumentError(f"there is no file {file}{nearest(str(file), files)}")
-    if devices is not None:
-        jax.config.update("jax_num_cpu_devices", devices)
+    wanted = parse_target(target).size if target and devices is None else devices
+    if wanted is not None:
+        jax.config.update("jax_num_cpu_devices", wanted)
     costs = load_topology_named(topology) if topology else None
     with working(f"running {script}"):
-        found = inspect_script(file, arguments or (), step, costs)
+        found = inspect_script(file, arguments or (), step, costs, target)
     texts: list[str] = []
     facts: list[dict[str, Any]] = []
     for each in found:

@@ -1,6 +1,7 @@
 """What jitted functions of others communicate, and the best plan of the same steps beside it."""
 
 from functools import partial
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshdsl as md
 from meshdsl.api.jitted_calls import inspect_script
-from meshdsl.errors import ArgumentError, BudgetError
+from meshdsl.errors import ArgumentError, BudgetError, DeviceError
+from meshdsl.lowering.aot_targets import KINDS
+from meshdsl.lowering.elsewhere import compiled_elsewhere
 
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 TOPOLOGY = "dgx-h100"
@@ -127,6 +130,39 @@ def test_shard_map():
 def test_bad_input(step, arguments, mesh, said):
     with pytest.raises(ArgumentError, match=said):
         md.inspect(step, *arguments, mesh=mesh)
+
+
+def constrained(layers, x):
+    def layer(x, w):
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(MESH, PartitionSpec("data")))
+        return jax.jit(jnp.tanh)(x @ w), None
+
+    return (jax.lax.scan(layer, x, layers)[0].astype(jnp.float32) ** 2).sum()
+
+
+LAYERS = shape((4, 512, 512), None, "data", dtype=jnp.bfloat16), shape((1024, 512), "data", dtype=jnp.bfloat16)
+
+
+def test_other_devices_than_the_step_names():
+    step = jax.jit(jax.grad(constrained))
+    traced = step.trace(*LAYERS)
+    others = jax.devices()[:8][::-1]
+    moved = compiled_elsewhere(traced, traced.lower().compile(), others)
+    assert list(jax.tree.leaves(moved.input_shardings)[0].mesh.devices.flat) == others
+
+
+@pytest.mark.parametrize("target", ["tpu-v5e:2x4", "dgx-h100:8"])
+def test_absent_devices(target):
+    if find_spec(KINDS[target.partition(":")[0]].compiler.module) is None:
+        pytest.skip(f"no compiler for {target}")
+    found = md.inspect(jax.jit(jax.grad(constrained)), *LAYERS, target=target)
+    assert found.target.startswith(target) and found.mesh.topology.name == target.partition(":")[0]
+    assert {c.trips for c in found.collectives} == {4}
+    assert 0 < found.exposed_seconds <= found.seconds
+    assert f"compiled for {target}" in str(found)
+    mapped = jax.jit(jax.shard_map(jnp.sin, mesh=MESH, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data")))
+    with pytest.raises(DeviceError, match="sin cannot be compiled for other devices: it has a jax"):
+        md.inspect(mapped, shape((8,), "data"), target=target)
 
 
 SCRIPT = """
