@@ -1,11 +1,13 @@
 """Checkpoints: the state of a run after some steps, saved so that the run resumes exactly.
 
 orbax writes and reads the arrays shard by shard, every process its own, in the background: ``save`` returns when the
-state has been copied off the devices, so the next step may donate it. The number of steps done is also the position in
+state has been copied off the devices, so the next step may donate it. In a run of one process on CPU devices, the
+devices copy it before they do the next step, and ``save`` returns at once: a thread does what orbax does before it
+writes, and it starts nothing on devices that exchanges data. The number of steps done is also the position in
 the data. A checkpoint is
 
     state    the arrays; objects of nnx are saved as their arrays, and restoring makes new objects
-    facts    JSON: the digest of every array, versions, and what the run says of itself (``meshdsl.training.identity``)
+    facts    JSON: the digest of every array, versions, and what the run says of itself (``meshdsl.training.run``)
 
 and is renamed when both are complete, so a process that is killed while saving leaves the previous one intact. A state
 with NaNs or infinities is never completed. Restoring verifies the digests; what does not come back as it was saved is
@@ -18,6 +20,7 @@ import logging
 import platform
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -36,7 +39,7 @@ from jax.experimental import multihost_utils
 from meshdsl.errors import ArgumentError, CheckpointError, MeshDSLError, NonFiniteError, faults, first_line, shortened
 from meshdsl.ir.graph import array_type
 from meshdsl.trace.pure_step import named_arrays
-from meshdsl.training.saving.digests import Digests
+from meshdsl.training.saving.digests import Digests, snapshot
 from meshdsl.training.saving.storage import MAKE_ROOM, is_remote, reason, reported
 from meshdsl.util.text import bytes_text
 from meshdsl.util.version import version
@@ -77,6 +80,8 @@ class Checkpoints:
         handlers = {_STATE: ocp.StandardCheckpointHandler(), _FACTS: _FactsHandler()}
         with reported(f"{self.folder} cannot hold checkpoints"):
             self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
+        self._thread = ThreadPoolExecutor(1, "save")
+        self._started: Future[None] | None = None  # the save that the thread starts
         self._tracebacks = partial(_is_not_raised)  # an object of its own, for several may be open
         logging.getLogger("absl").addFilter(self._tracebacks)
 
@@ -101,7 +106,16 @@ class Checkpoints:
 
     @property
     def newest(self) -> int | None:
-        """Steps done at the newest checkpoint; None if there is none."""
+        """Steps done at the newest checkpoint, once that is complete; None if there is none.
+
+        Raises:
+          NonFiniteError, CheckpointError: as ``wait``.
+        """
+        self.wait()
+        return self._newest
+
+    @property
+    def _newest(self) -> int | None:
         step: int | None = self._manager.latest_step()
         return step
 
@@ -120,16 +134,22 @@ class Checkpoints:
         arrays = named_arrays(state)[0]
         self.wait()
         self._check_space(arrays)
-        facts = {"versions": versions(), "position": {"batches": step}, **self._facts}
-        started = _FactsSave(step, facts, Digests(arrays), self._only_finite, self._publish)
-        with reported(f"{self.folder} cannot hold the state after step {step}"):
-            saved = self._manager.save(
-                step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=started)
-            )
-        if not saved:
+        if self._newest is not None and step <= self._newest:
             raise CheckpointError(
-                f"{self.folder} has the state after step {self.newest}, and step {step} is no later one: resume from it"
+                f"{self.folder} has the state after step {self._newest}, and step {step} is no later one: "
+                "resume from it"
             )
+        copies = snapshot(arrays) if jax.process_count() == 1 else None
+        if copies is None:
+            self._save(step, arrays, Digests(arrays))
+        else:
+            self._started = self._thread.submit(lambda: self._save(step, copies, Digests(copies, in_parts=True)))
+
+    def _save(self, step: int, arrays: Mapping[str, Any], digests: Digests) -> None:
+        facts = {"versions": versions(), "position": {"batches": step}, **self._facts}
+        started = _FactsSave(step, facts, digests, self._only_finite, self._publish)
+        with reported(f"{self.folder} cannot hold the state after step {step}"):
+            self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=started))
 
     def wait(self) -> None:
         """Wait until everything is saved.
@@ -139,13 +159,16 @@ class Checkpoints:
         """
         try:
             with reported(f"{self.folder} cannot hold the newest state"):
+                started, self._started = self._started, None
+                if started is not None:
+                    started.result()
                 self._manager.wait_until_finished()
                 self._manager.check_for_errors()
         except MeshDSLError as error:
             self._remove_unfinished()
             if isinstance(error, NonFiniteError):
                 raise
-            left = f"the newest checkpoint is after step {self.newest}" if self._steps else "there is no checkpoint"
+            left = f"the newest checkpoint is after step {self._newest}" if self._steps else "there is no checkpoint"
             raise CheckpointError(f"{error}; {left}") from error.__cause__
 
     def facts(self, step: int) -> dict[str, Any]:
@@ -196,6 +219,7 @@ class Checkpoints:
         try:
             self.wait()
         finally:
+            self._thread.shutdown()
             self._manager.close()
             logging.getLogger("absl").removeFilter(self._tracebacks)
 

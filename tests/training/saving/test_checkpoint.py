@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager, nullcontext
@@ -20,10 +21,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshdsl.errors import CheckpointError, NonFiniteError
 from meshdsl.training.batches import host_feed
 from meshdsl.training.loop import Run, restore_newest, train
-from meshdsl.training.saving import checkpoint
+from meshdsl.training.saving import checkpoint, digests
 from meshdsl.training.saving.checkpoint import Checkpoints
-from meshdsl.training.saving.digests import Digests
+from meshdsl.training.saving.digests import Digests, snapshot
 
+ROOT = Path(__file__).parents[3]
 SHAPES = (jax.ShapeDtypeStruct((64, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
 
 
@@ -117,6 +119,7 @@ def test_digests_do_not_depend_on_layouts_and_see_every_bit():
     placed = {str(spec): jax.device_put(x, NamedSharding(mesh, spec)) for spec in specs}
     digests, bad = Digests(placed).result()
     assert len(set(digests.values())) == 1 and not bad
+    assert Digests(snapshot(placed), in_parts=True).result() == (digests, bad)
     changed = {}
     for i in range(32 * x.size):
         bits = x.view(np.uint32).copy()
@@ -131,6 +134,8 @@ def test_digests_do_not_depend_on_layouts_and_see_every_bit():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4", "bool", "complex64", "uint8", "key"])
 def test_every_dtype_has_a_digest_and_comes_back(tmp_path, dtype):
     x = jax.random.split(jax.random.key(0), 6) if dtype == "key" else jnp.array([0, 1, 1, 0, 1, 0]).astype(dtype)
+    places = NamedSharding(jax.make_mesh((2, 3), ("a", "b")), PartitionSpec("b"))
+    assert Digests(snapshot({"x": jax.device_put(x, places)}), in_parts=True).result() == Digests({"x": x}).result()
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, (x,))
     with Checkpoints(tmp_path) as checkpoints:
@@ -140,15 +145,95 @@ def test_every_dtype_has_a_digest_and_comes_back(tmp_path, dtype):
 
 def test_what_is_saved_in_the_background_is_the_state_that_was_given(tmp_path):
     mesh = jax.make_mesh((8,), ("data",))
-    x = jax.device_put(jnp.arange(2.0**18), NamedSharding(mesh, PartitionSpec("data")))
-    overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    places = [NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("data",), ())]
+    xs = [jax.device_put(jnp.arange(2.0**18), place) for place in (*places, jax.devices()[0])]
+    overwrite = jax.jit(lambda x: x * 2 - 1, donate_argnums=0)
+    for step in (1, 2):
+        given = [np.array(x) for x in xs]
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(step, (xs,))
+            for _ in range(3):
+                xs = [overwrite(x) for x in xs]
+        with Checkpoints(tmp_path) as checkpoints:
+            _, (found,) = checkpoints.restore_newest((xs,))
+        for x, y in zip(found, given, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_of_one_process_on_cpu_a_thread_saves_and_lets_devices_exchange_nothing(tmp_path, monkeypatch):
+    """Programs that exchange data, started by two threads, may wait for each other for ever."""
+    mesh = jax.make_mesh((4, 2), ("a", "b"))
+    x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, PartitionSpec("b")))
+    assert "all-reduce" in digests._digests.lower([x]).compile().as_text()
+    text = digests._rows_of_devices.lower([x], x.sharding).compile().as_text()
+    assert not [kind for kind in ("all-", "reduce-scatter", "collective", "send") if kind in text]
+    threads = []
     with Checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(checkpoints, "_save", lambda *_: threads.append(threading.current_thread()))
         checkpoints.save(1, (x,))
-        x = overwrite(x)
-        x = overwrite(x)
+        checkpoints.wait()
+        checkpoints.save(2, (np.ones(3), x))  # which its owner may change
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        monkeypatch.setattr(checkpoints, "_check_space", lambda arrays: None)
+        checkpoints.save(3, (x,))
+        monkeypatch.undo()
+    here = threading.current_thread()
+    assert [each is here for each in threads] == [False, True, True]
+
+
+def test_an_error_before_anything_is_written_is_raised_by_the_next_look_at_the_checkpoints(saved, monkeypatch):
+    def save(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with Checkpoints(saved) as checkpoints:
+        monkeypatch.setattr(checkpoints._manager, "save", save)
+        for look in (lambda: checkpoints.newest, lambda: checkpoints.save(40, state(40)), checkpoints.wait):
+            checkpoints.save(30, state(30))
+            with pytest.raises(CheckpointError) as error:
+                look()
+            what = f"{saved} cannot hold the state after step 30: No space left on device: "
+            assert str(error.value).startswith(what) and str(error.value).endswith(
+                "; the newest checkpoint is after step 20"
+            )
+            assert checkpoints.newest == 20
+
+
+def test_only_complete_checkpoints_count_as_the_newest(tmp_path):
+    complete = threading.Event()
+    with Checkpoints(tmp_path, publish=complete.wait) as checkpoints:
+        checkpoints.save(10, state(10))
+        threading.Timer(0.3, complete.set).start()
+        assert checkpoints.newest == 10 and complete.is_set() and (tmp_path / "10" / "facts" / "facts.json").exists()
+
+
+def test_the_last_step_is_saved_once(tmp_path, monkeypatch):
+    steps, save = [], Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda self, step, state: (steps.append(step), save(self, step, state)))
+    train(lambda x, batch: (x + 1, x), (jnp.float32(0),), host_feed([0] * 10), Run(10, tmp_path, save_every=5))
+    assert steps == [5, 10]
+
+
+KILLED = """
+import os, signal, sys
+import jax.numpy as jnp
+from meshdsl.training.saving.checkpoint import Checkpoints
+
+state = jnp.arange(512.0).reshape(64, 8)
+with Checkpoints(sys.argv[1]) as checkpoints:
+    checkpoints.save(10, (state + 10, jnp.int32(10)))
+with Checkpoints(sys.argv[1], publish=lambda: os.kill(os.getpid(), signal.SIGKILL)) as checkpoints:
+    checkpoints.save(20, (state + 20, jnp.int32(20)))
+"""
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path):
+    script = [sys.executable, "-c", KILLED, str(tmp_path)]
+    ended = subprocess.run(script, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
     with Checkpoints(tmp_path) as checkpoints:
-        _, (found,) = checkpoints.restore_newest((x,))
-    np.testing.assert_array_equal(found, np.arange(2.0**18))
+        step, found = checkpoints.restore_newest(SHAPES)
+    assert step == 10
+    np.testing.assert_array_equal(found[0], state(10)[0])
 
 
 def test_saving_does_not_take_part_in_the_agreement_of_processes_to_stop(tmp_path, monkeypatch):
