@@ -349,6 +349,20 @@ class ReadingStopped(Exception):
     """The next item was not there when it was no longer waited for."""
 
 
+class BatchesEnded(Exception):
+    """The batches of this process, which is one of several, are fewer than the run has steps."""
+
+
+def at_least(items: Iterator[Any], count: int) -> Iterator[Any]:
+    """Yields the first ``count`` items; BatchesEnded is raised where one is missing."""
+    for _ in range(count):
+        try:
+            item = next(items)
+        except StopIteration:
+            raise BatchesEnded from None
+        yield item
+
+
 class ReadAhead(Iterator[Any]):
     """An iterator whose next items a thread makes meanwhile; a context manager, which ends the thread.
 
@@ -392,11 +406,21 @@ class ReadAhead(Iterator[Any]):
         """What reading has failed with; the items before it may not all have been returned."""
         return None if isinstance(self._end, StopIteration) or not isinstance(self._end, Exception) else self._end
 
-    def __next__(self) -> Any:
+    @property
+    def left(self) -> int:
+        """The number of items that have been read and not returned."""
+        return len(self._ready)
+
+    def wait(self) -> None:
+        """Waits until more than ``margin`` items are left, or reading has ended."""
         with self._changed:
             while len(self._ready) <= self.margin and self._end is None:
                 if not self._changed.wait(_PATIENCE) and self._stops():
                     raise ReadingStopped
+
+    def __next__(self) -> Any:
+        self.wait()
+        with self._changed:
             says = self.failure is not None and not self._said and len(self._ready) >= self.margin > 0
         if says:
             self._said = True

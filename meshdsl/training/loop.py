@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshdsl.errors import ArgumentError, NonFiniteError
-from meshdsl.training.batches import Feed, ReadAhead, ReadingStopped
+from meshdsl.training.batches import BatchesEnded, Feed, ReadAhead, ReadingStopped, at_least
 from meshdsl.training.observing.events import COMPILED, FIRST_STEP, LAST_STEP, add_event
 from meshdsl.training.observing.metrics import History, Metrics, MetricsFile, OnMetrics, RecentLosses
 from meshdsl.training.observing.profile import Profile
@@ -350,7 +350,7 @@ class _Loop:
             return self.state, Outcome(self.record.history, self.done)
         if self.done:
             self.bar.note(f"resumed after step {self.done}")
-        stopped, dispatches, groups = 0, 0, 0
+        stopped, dispatches, groups, several = 0, 0, 0, jax.process_count() > 1
         with ExitStack() as stack:
             stack.callback(lambda: self._profile.stop(self.done))
             if self.sink is not None:
@@ -358,14 +358,19 @@ class _Loop:
                     self.sink.prepare(self.done, self.run.steps)
                 units = self.sink.feed(self.done, self.sink.counts(self.done, self.run.steps))
             else:
-                units = ((1, batch) for batch in islice(feed(self.done), self.run.steps - self.done))
-            margin = stop.MARGIN if jax.process_count() > 1 else 0
+                take = at_least if several else islice
+                units = ((1, batch) for batch in take(feed(self.done), self.run.steps - self.done))
+            margin = stop.MARGIN if several else 0
             undecided = self.sink is not None and self.sink.measured  # what is read next depends on what is done
             ahead = ReadAhead(units, 2, lambda: bool(stop.received), 0 if undecided else margin, stop.announce)
             batches = stack.enter_context(ahead)
             if self.sink is not None:
                 stack.callback(self.sink.release)  # before the thread is waited for, which may wait for a decision
-            while self.done < self.run.steps and not stopped:
+            rest = None  # dispatches that are left for all, once that is known
+            if several:
+                batches.wait()
+                rest = self._rest(batches)
+            while self.done < self.run.steps and not stopped and rest != 0:
                 try:
                     with self._times.of("input"):
                         count, batch = next(batches)
@@ -385,7 +390,11 @@ class _Loop:
                     self._read_losses()
                     self.bar.note(self.sink.decide())
                     batches.margin = margin
-                stopped = stop.after(dispatches) if self.done < self.run.steps else 0
+                if rest is not None:
+                    rest -= 1
+                elif self.done < self.run.steps and (stopped := stop.after(dispatches)) and several:
+                    rest = self._rest(batches)
+                    stopped = stopped if rest is None else 0
         self._note(LAST_STEP, self.done)
         self._save_rest()
         self.checkpoints.wait()
@@ -393,6 +402,23 @@ class _Loop:
             raise batches.failure
         profile = self._profile if self._profile.steps else None
         return self.state, Outcome(self.record.history, self.done, stopped, profile)
+
+    def _rest(self, batches: ReadAhead) -> int | None:
+        """How many dispatches all processes can still do if the batches of one have ended; None if they have not.
+
+        All processes have to call this, before the same dispatch.
+        """
+        ended = isinstance(batches.failure, BatchesEnded)
+        own = np.array([batches.failure is not None and not ended, ended, batches.left], np.int32)
+        found = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, 3)
+        if found[:, 0].any() or not found[:, 1].any():
+            return None
+        batches.margin = 0  # nothing else is agreed on
+        rest = int(found[found[:, 1] > 0, 2].min())
+        who = np.flatnonzero((found[:, 1] > 0) & (found[:, 2] == rest)).tolist()
+        whose = "" if len(who) == len(found) else f" of process {', '.join(map(str, who))}"
+        self.bar.note(f"the batches{whose} end after step {self.done + rest} of {self.run.steps}")
+        return rest
 
     def _run(self, count: int, batch: Any) -> None:
         """Starts steps, and meanwhile records those before; then evaluates and saves if it is time to."""

@@ -13,7 +13,17 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import ArgumentError
 from meshdsl.lowering.shardings import device_mesh, named_sharding
-from meshdsl.training.batches import ArrayRecords, Batches, ReadAhead, ReadingStopped, host_feed, sharded_feed, shuffled
+from meshdsl.training.batches import (
+    ArrayRecords,
+    Batches,
+    BatchesEnded,
+    ReadAhead,
+    ReadingStopped,
+    at_least,
+    host_feed,
+    sharded_feed,
+    shuffled,
+)
 from meshdsl.training.datasets.text import Windows, fixed_batches, text_batches
 
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)
@@ -147,6 +157,17 @@ def test_an_error_of_the_batches_is_raised_where_its_batch_would_be():
         for _ in range(2):
             with pytest.raises(OSError, match="gone"):
                 next(batches)
+
+
+def test_which_items_are_the_last_ones_is_known_before_they_are_returned():
+    with ReadAhead(at_least(iter(range(4)), 9), margin=2) as batches:
+        batches.wait()
+        assert batches.left == 3 and batches.failure is None
+        assert (next(batches), next(batches), batches.left) == (0, 1, 2) and isinstance(batches.failure, BatchesEnded)
+        assert (next(batches), next(batches), batches.left) == (2, 3, 0)
+        with pytest.raises(BatchesEnded):
+            next(batches)
+    assert list(at_least(iter(range(4)), 4)) == [0, 1, 2, 3]
 
 
 def test_a_margin_of_items_is_left_when_reading_fails():

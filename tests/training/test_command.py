@@ -177,6 +177,13 @@ def test_a_state_is_saved_when_one_of_two_processes_cannot_read_its_input(tmp_pa
     np.testing.assert_allclose(losses(tmp_path), losses(tmp_path / "one"), rtol=1e-4)
 
 
+def test_batches_that_end_earlier_in_one_of_two_processes_end_the_run_of_both(tmp_path):
+    process = started("--processes", 2, "--steps", 400, folder=tmp_path, TINY_ENDS="20,9")
+    out, said = process.communicate(timeout=240)
+    assert process.returncode == 0 and "the batches of process 1 end after step 9 of 400" in out, out + said
+    assert saved(tmp_path) == len(losses(tmp_path)) == 9
+
+
 def test_bad_input_is_refused_before_anything_runs(tmp_path, capsys, monkeypatch, nothing_is_compiled):
     (tmp_path / "part.py").write_text("import meshdsl as md\nprogram = md.Program(lambda w: w, (1.0,))\nprograms = 3\n")
     (tmp_path / "near.py").write_text("def programs(): ...\nprogram_ = 4\n")

@@ -8,6 +8,7 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,9 @@ import pytest
 from rich.console import Console
 
 from meshdsl.errors import ArgumentError
-from meshdsl.training.batches import host_feed
+from meshdsl.training.batches import ReadAhead, at_least, host_feed
 from meshdsl.training.datasets.text import text_batches
-from meshdsl.training.loop import Run, TrainingBar, restore_newest, train
+from meshdsl.training.loop import Run, TrainingBar, _Loop, restore_newest, train
 from meshdsl.training.observing.metrics import History, MetricsFile, RecentLosses, draw_curves, read_metrics
 from meshdsl.training.observing.step_times import SlowestProcess
 from meshdsl.training.saving.checkpoint import Checkpoints
@@ -124,6 +125,23 @@ def test_the_record_grows_and_what_is_done_again_counts_once(tmp_path):
     assert lines[0] == {"time": pytest.approx(time.time(), abs=60), "step": 1, "loss": 0.5, "seconds": 0.5}
     assert [line["step"] for line in lines] == [1, 2, 2, 3] and lines[-1]["loss"] == 7.0
     assert MetricsFile(file, 2).history.losses == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(("others", "rest", "note"), [
+    ((0, 1, 0), 0, "the batches of process 1 end after step 7 of 20"),  # it has resumed, and has none
+    ((0, 1, 1), 1, "the batches of process 1 end after step 8 of 20"),
+    ((0, 1, 2), 2, "the batches end after step 9 of 20"),
+    ((0, 0, 0), 2, "the batches of process 0 end after step 9 of 20"),
+    ((1, 0, 2), None, ""),  # an error of process 1
+])  # fmt: skip
+def test_processes_end_together_when_the_batches_of_one_end(tmp_path, monkeypatch, others, rest, note):
+    monkeypatch.setattr("meshdsl.training.loop.multihost_utils.process_allgather", lambda own: np.array([own, others]))
+    notes, run = [], Run(20, tmp_path)
+    loop = _Loop(None, run, SimpleNamespace(note=notes.append), MetricsFile(None, 7), None, None, None, (), 7)
+    with ReadAhead(at_least(iter(range(2)), 13), margin=2) as batches:
+        batches.wait()
+        assert loop._rest(batches) == rest and "".join(notes) == note
+        assert (batches.margin == 0) is (rest is not None)
 
 
 def test_a_function_of_metrics_that_fails_is_dropped(tmp_path, caplog):

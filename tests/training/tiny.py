@@ -1,7 +1,8 @@
 """A program to train in a second: a linear model of random rows. What each process is goes to TINY_FOLDER, if set;
-TINY_RATE is the learning rate."""
+TINY_RATE is the learning rate. TINY_ENDS has the number of batches of each process, if set."""
 
 import os
+from itertools import islice
 from pathlib import Path
 
 import jax
@@ -48,7 +49,10 @@ def batches():
             os._exit(9)
         Path(os.environ["TINY_FOLDER"], f"process-{jax.process_index()}").write_text(str(os.getpid()))
     records = shuffled({"x": X, "y": Y})
-    return Batches(Failing(records) if "TINY_FAIL" in os.environ else records, 32)
+    found = Batches(Failing(records) if "TINY_FAIL" in os.environ else records, 32)
+    if "TINY_ENDS" in os.environ:
+        return list(islice(found, int(os.environ["TINY_ENDS"].split(",")[jax.process_index()])))
+    return found
 
 
 def evaluate(w, key):
