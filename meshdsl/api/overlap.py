@@ -12,7 +12,7 @@ found, the plan of least serial time among them, the one with the shortest simul
 (``plan.simulated_seconds``). The simulation serialises the transfers of every link, so nothing is hidden twice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import floor, log2
 
 from meshdsl.errors import MemoryLimitError
@@ -20,11 +20,12 @@ from meshdsl.ir.graph import LOOPS, Graph, Op, TracedProgram, Value
 from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.solution import Solution
 from meshdsl.plan.op_times import OpTimes
+from meshdsl.plan.prefetch import named_loops, saved_seconds, where_it_pays, with_prefetch
 from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.simulate import simulated_seconds
 from meshdsl.planner.costs.reshard_cost import OverlapWindow
 from meshdsl.planner.solve import SearchResult
-from meshdsl.util.text import seconds_text
+from meshdsl.util.text import bytes_text, seconds_text
 
 PRICES = (0.5, 0.25, 0.0)  # of a hidden second, in seconds
 ROUNDS = 2  # searches per price; the second one takes the windows of the best plan of the first
@@ -72,6 +73,62 @@ def _simulated(found: SearchResult, solution: Solution) -> float:
 def _op_times(found: SearchResult, solution: Solution) -> OpTimes:
     problem = found.model.problem
     return OpTimes(problem.program, solution, Reasons(problem.program, solution), problem.op_classes)
+
+
+# ---- Loops that send ahead and behind --------------------------------------------------------------------------------
+# What a loop carries is a second buffer, and a plan of least seconds often fills the memory, with arrays that are
+# gathered once in front of a loop instead of in every iteration. So plans within less memory are looked at as well.
+
+
+def plan_with_prefetch(
+    found: SearchResult, program: TracedProgram, globs: Sequence[str] | None, donated: frozenset[int]
+) -> tuple[SearchResult, Solution]:
+    """Return the plan, or one that needs less memory, with loops that send ahead and behind.
+
+    Args:
+      globs: over source lines, the loops that do; None for those where that pays.
+      donated: indices of inputs whose memory the step may reuse.
+
+    Raises:
+      ArgumentError: a glob matches no loop.
+      MemoryLimitError: no plan in which the named loops do is within the limit.
+    """
+    plain = found.unproved_solution()
+    if globs == ():
+        return found, plain
+
+    def choose(solution: Solution, limit: float) -> Solution:
+        if globs is None:
+            return where_it_pays(program, solution, donated, limit)
+        named = named_loops(program, solution, globs)
+        return with_prefetch(program, solution, named, donated) if named else solution
+
+    def seconds(solution: Solution) -> float:
+        fits = solution.peak <= found.limit
+        return solution.seconds - saved_seconds(program, solution) if fits else float("inf")
+
+    best, chosen = found, choose(plain, found.limit)
+    smaller, wanted = found, choose(plain, float("inf"))
+    for _ in range(ROUNDS):
+        if wanted.peak <= found.limit:
+            break
+        try:
+            smaller = found.within(smaller.peak.bytes - (wanted.peak - found.limit))
+        except MemoryLimitError:
+            break
+        solution = smaller.unproved_solution()
+        trial, wanted = choose(solution, found.limit), choose(solution, float("inf"))
+        if seconds(trial) < seconds(chosen) * IMPROVEMENT:
+            best, chosen = smaller, trial
+    if chosen.peak > found.limit:
+        need = (
+            f"{bytes_text(chosen.peak)} per device, {bytes_text(plain.peak)} without; {bytes_text(found.limit)} allowed"
+        )
+        loops = ", ".join(dict.fromkeys(globs or ()))
+        raise MemoryLimitError(
+            f"overlap: the loops at {loops} cannot prefetch: {need}\nname fewer loops, or raise memory="
+        )
+    return best, chosen
 
 
 # ---- Windows ---------------------------------------------------------------------------------------------------------

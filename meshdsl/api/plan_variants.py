@@ -21,7 +21,7 @@ that was not, and why.
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshdsl.api.overlap import plan_with_overlap
+from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
 from meshdsl.errors import MemoryLimitError
 from meshdsl.ir.graph import Op, TracedProgram, walk
@@ -35,7 +35,6 @@ from meshdsl.padding.uneven_pins import padded_variant
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
-from meshdsl.plan.prefetch import plan_prefetch
 from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
@@ -184,8 +183,8 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
     if overlap.simulates:
         found, note = plan_with_overlap(found)
         notes = [*notes, note]
-    program, solution = replace(best.program, notes=notes), found.unproved_solution()
-    solution = plan_prefetch(program, solution, overlap.globs, best.pins.donated, found.limit)
+    found, solution = plan_with_prefetch(found, best.program, overlap.globs, best.pins.donated)
+    program = replace(best.program, notes=notes)
     bound = start(found.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
     solution = replace(solution, lower_bound=bound.result())

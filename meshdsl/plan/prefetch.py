@@ -12,8 +12,9 @@ price is the second buffer: what an iteration hands to the next is live twice (`
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from math import inf
 
-from meshdsl.errors import ArgumentError, MemoryLimitError
+from meshdsl.errors import ArgumentError
 from meshdsl.ir.graph import Graph, Op, TracedProgram, walk
 from meshdsl.ir.prefetch import PipelinedLoop, pipelined_loops, prefetchable
 from meshdsl.ir.solution import Prefetch, Solution
@@ -22,7 +23,6 @@ from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.types import PrefetchedLoop
 from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.liveness.timeline import copy_timeline
-from meshdsl.util.text import bytes_text
 
 # Devices that send what a loop carries beside its products, by the names of their topologies: seen in programs that
 # the compilers of TPU v5e and H100 made. Those of TPU v6e leave such gathers synchronous, and a CPU does one thing
@@ -33,60 +33,32 @@ _SENDS_BESIDE = ("dgx-*", "gb200-*", "tpu-v4", "tpu-v5*")
 # ---- Choice ----------------------------------------------------------------------------------------------------------
 
 
-def plan_prefetch(
-    program: TracedProgram,
-    solution: Solution,
-    globs: Sequence[str] | None,
-    donated: frozenset[int],
-    limit: float,
-) -> Solution:
-    """Returns the solution with loops that send ahead and behind.
-
-    Args:
-      globs: over source lines, the loops that do; None for those where that pays, if the second buffer fits.
-      donated: indices of inputs whose memory the step may reuse.
-      limit: bytes per device.
+def named_loops(program: TracedProgram, solution: Solution, globs: Sequence[str]) -> dict[int, Prefetch]:
+    """Returns all that the loops on some source lines can send ahead and behind.
 
     Raises:
       ArgumentError: a glob matches no loop.
-      MemoryLimitError: the second buffers of loops that were named do not fit.
     """
-    if globs == ():
-        return solution
     reasons = Reasons(program, solution)
-    possible = prefetchable(program.graph, solution)
-    if globs is None:
-        able = not program.pipeline and any(fnmatchcase(solution.mesh.topology.name, each) for each in _SENDS_BESIDE)
-        return _where_it_pays(program, solution, possible, reasons, donated, limit) if able and possible else solution
     lines = {op.id: reasons.line(op) for _, op in walk(program.graph) if op.name == "scan"}
     for glob in globs:
         if glob != "*" and not any(fnmatchcase(line, glob) for line in lines.values()):
             known = ", ".join(dict.fromkeys(lines.values())) or "none"
             raise ArgumentError(f"overlap: no loop at {glob!r} in {program.name}; its loops are at: {known}")
     named = {op for op, line in lines.items() if any(fnmatchcase(line, glob) for glob in globs)}
-    chosen = {op: choice for op, choice in possible.items() if op in named}
-    if not chosen:
+    return {op: choice for op, choice in prefetchable(program.graph, solution).items() if op in named}
+
+
+def where_it_pays(program: TracedProgram, solution: Solution, donated: frozenset[int], limit: float = inf) -> Solution:
+    """Returns the solution with loops that send ahead and behind where that saves seconds and fits the memory.
+
+    One loop after the other is chosen, that which saves most first: all that it can send, or what of it fits.
+    """
+    able = any(fnmatchcase(solution.mesh.topology.name, glob) for glob in _SENDS_BESIDE)
+    possible = prefetchable(program.graph, solution) if able and not program.pipeline else {}
+    if not possible:
         return solution
-    made = with_prefetch(program, solution, chosen, donated)
-    if made.peak > limit:
-        need = f"{bytes_text(made.peak)} per device, {bytes_text(solution.peak)} without; {bytes_text(limit)} allowed"
-        raise MemoryLimitError(
-            f"overlap: the loops at {', '.join(dict.fromkeys(lines[op] for op in chosen))} cannot prefetch: {need}\n"
-            "name fewer loops, or raise memory="
-        )
-    return made
-
-
-def _where_it_pays(
-    program: TracedProgram,
-    solution: Solution,
-    possible: Mapping[int, Prefetch],
-    reasons: Reasons,
-    donated: frozenset[int],
-    limit: float,
-) -> Solution:
-    """Chooses loop after loop, the one that saves most first: all that it can send, or what of it fits."""
-    times, saved = OpTimes(program, solution, reasons), list[tuple[float, int]]()
+    times, saved = OpTimes(program, solution, Reasons(program, solution)), list[tuple[float, int]]()
     for inside, op in walk(program.graph):
         if op.id in possible:
             serial, exposed = _waited(inside, op, PipelinedLoop.of(op, possible[op.id], solution), times)
@@ -101,6 +73,13 @@ def _where_it_pays(
                 best = trial
                 break
     return best
+
+
+def saved_seconds(program: TracedProgram, solution: Solution) -> float:
+    """Returns the seconds of a step that loops hide by what they send ahead and behind."""
+    reasons = Reasons(program, solution)
+    loops = prefetched_loops(program, solution, reasons, OpTimes(program, solution, reasons))
+    return sum(loop.serial - loop.exposed for loop in loops)
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 
 Each stage keeps its result: ``SearchResult`` holds the model, the plan without the limit, the plan within it with its
 peak, and the bounds that are still to be computed. It can also be planned again under other pins (``replan``), or with
-reshards that are cheaper because they overlap with compute (``with_overlap``).
+reshards that are cheaper because they overlap with compute (``with_overlap``), or within less memory (``within``).
 """
 
 from collections.abc import Mapping
@@ -158,6 +158,17 @@ class SearchResult:
         free = search(model, lambda _: False, fitter.networks, None, fitter.evaluator).plan
         rows = fitter.fit(free, self.limit, fitter.pricing(self.fit.pricing)).plan.rows
         plan = evaluate_plan(self.model, self.fitter.evaluator, rows)
+        return replace(self, fit=replace(self.fit, plan=plan), peak=self.fitter.peak(plan))
+
+    def within(self, limit: float) -> "SearchResult":
+        """Returns the best plan found within a smaller limit; its bound is that under the present one.
+
+        Raises:
+          MemoryLimitError: if no plan within the smaller limit is found.
+        """
+        fitter = MemoryFitter(self.model, self.fitter.pins, joint_networks(self.model), is_replan=True)
+        fit = fitter.fit(self.fit.free, limit, fitter.pricing(self.fit.pricing))
+        plan = (fitter.improve(fitter.bisect(fit)) if fit.is_constrained else fit).plan
         return replace(self, fit=replace(self.fit, plan=plan), peak=self.fitter.peak(plan))
 
     # ---- Other pins ----
