@@ -196,19 +196,27 @@ def varying(op: Op) -> list[int]:
 
 def gathered_inside(body: Graph, change: Collection[int], solution: Solution) -> list[int]:
     """Returns the invariant inputs (not in ``change``) that a collective inside the body is computed from."""
+    found = collective_sources(body, change, solution)
+    for op in (op for op in body.ops if op.id in solution.prefetch):  # slices are gathered in front of these loops
+        known = {value.id: i for i, value in enumerate(body.inputs) if i not in change}
+        found += [frozenset({known[x.id]}) for x in values(op.inputs) if x.id in known]
+    return sorted(frozenset().union(*found))
+
+
+def collective_sources(body: Graph, change: Collection[int], solution: Solution) -> list[frozenset[int]]:
+    """Returns, per collective of a body that no input in ``change`` matters to, the inputs that it is computed from."""
     origins = {value.id: frozenset({i}) for i, value in enumerate(body.inputs) if i not in change}
     exchanged: list[frozenset[int]] = []
     for op in body.ops:
         found = [_origins(x, origins) for x in op.inputs]
         known = [f for f in found if f is not None]
         ports = {e.port for row in solution.rows.get(op.id, ()) for e in row.collectives}
-        is_apart = op.id in solution.prefetch  # in front of it and behind it, what it reads is gathered outside of it
-        exchanged += [f for i, f in enumerate(found) if f is not None and (i in ports or is_apart)]
+        exchanged += [f for i, f in enumerate(found) if f is not None and i in ports]
         if len(known) == len(found):
             origins.update((value.id, frozenset().union(*known)) for value in op.outputs)
     inside = {value.id for op in body.ops if _exchanges(op, solution) for value in op.outputs}
     moved = [sources for id, sources in origins.items() if id in inside or _communicates(id, solution)]
-    return sorted(frozenset().union(*moved, *exchanged))
+    return [*moved, *exchanged]
 
 
 def read_by(body: Graph, inputs: Collection[int]) -> list[int]:

@@ -14,8 +14,9 @@ A stack is one buffer that every iteration writes its slice to, and operands are
 it: no part of a stack is copied because the first and the last iteration are apart.
 
 What stands outside of the loop meets other operations of the step there: the last layer of the forward pass and its
-recomputation, the first slices of two loops over one stack. Compilers would merge them, and their collectives, so its
-inputs are opaque copies. In the loop, constants that are gathered in every iteration are tied to its counter.
+recomputation, the first slices of two loops over one stack. Compilers would merge them, and their collectives. So each
+collective there is computed from an opaque copy of one of its inputs, the smallest. In the loop, constants that are
+gathered in every iteration are tied to its counter.
 """
 
 from abc import abstractmethod
@@ -34,7 +35,7 @@ from meshdsl.ir.prefetch import PipelinedLoop
 from meshdsl.ir.solution import Prefetch, Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.interpreter import Arrays, Target, operand, run_ops
-from meshdsl.lowering.keep_collectives import gathered_inside, tie_to_iteration, varying
+from meshdsl.lowering.keep_collectives import collective_sources, gathered_inside, tie_to_iteration, varying
 
 Index = int | jax.Array
 
@@ -123,19 +124,30 @@ class _PipelinedScan:
         """Positions of the consts that are gathered in every iteration."""
         return gathered_inside(self.op.bodies[0], varying(self.op), self.target.solution)
 
+    @cached_property
+    def told_apart(self) -> frozenset[int]:
+        """Positions of inputs of the body, so that every collective is computed from one of them."""
+        body, found = self.op.bodies[0], set[int]()
+        sources = collective_sources(body, (), self.target.solution)
+        for inputs in sorted(sources, key=len):
+            plain = [i for i in inputs if not jnp.issubdtype(body.inputs[i].dtype, jax.dtypes.extended)]
+            if plain and found.isdisjoint(inputs):
+                found.add(min(plain, key=lambda i: (body.inputs[i].bytes, i)))
+        return frozenset(found)
+
     def start(self) -> _IterationState:
         """Returns what the first iteration finds."""
         solution = self.target.solution
         stacked, sizes = self.op.outputs[len(self.operands.carry) :], solution.mesh.sizes_by_name
         blocks = (solution.layouts[value.id].local_shape(value.shape, sizes) for value in stacked)
         stacks = tuple(jnp.zeros(shape, value.dtype) for shape, value in zip(blocks, stacked, strict=True))
-        return _IterationState(self.operands.carry, stacks, self._sent(self._slices(0, apart=True)), ())
+        return _IterationState(self.operands.carry, stacks, self._sent(0, apart=True), ())
 
     def iteration(self, k: Index, state: _IterationState, apart: bool = False) -> _IterationState:
         """Returns the state after iteration ``k``; it is ``apart`` in front of the loop or behind it."""
         at, inputs = self._inputs(k, state.carry, apart)
         is_last = apart and k == self.length - 1
-        sent = () if is_last else self._sent(self._slices(at + 1, apart))
+        sent = () if is_last else self._sent(at + 1, apart)
         stacks = self.reduced(at - 1, state)
 
         inner, body = self.target.inner(), self.op.bodies[0]
@@ -165,28 +177,27 @@ class _PipelinedScan:
     def _inputs(self, k: Index, carry: Arrays, apart: bool) -> tuple[Index, Arrays]:
         """The inputs of the body in iteration ``k``, and the number of the iteration, to which they may be tied."""
         consts, at = self.operands.consts, k
-        if apart:
-            copies = iter(self.target.opaque((*(consts[i] for i in self.held), *carry)))
-            consts = tuple(next(copies) if i in self.held else x for i, x in enumerate(consts))
-            carry = tuple(copies)
-        elif self.held:
+        if self.held and not apart:
             *tied, at = tie_to_iteration((*consts, jnp.asarray(k)), self.held, [len(consts)])
             consts = tuple(tied)
-        return at, (*consts, *carry, *self._slices(at, apart))
+        inputs = (*consts, *carry, *self._slices(at))
+        if not apart:
+            return at, inputs
+        copies = iter(self.target.opaque(tuple(inputs[i] for i in sorted(self.told_apart))))
+        return at, tuple(next(copies) if i in self.told_apart else x for i, x in enumerate(inputs))
 
-    def _slices(self, k: Index, apart: bool) -> Arrays:
+    def _slices(self, k: Index) -> Arrays:
         """The slices of iteration ``k``."""
         at = self._place(k)
-        slices = tuple(
+        return tuple(
             lax.dynamic_index_in_dim(x, at, keepdims=False, allow_negative_indices=False) for x in self.operands.slices
         )
-        return self.target.opaque(slices) if apart else slices
 
-    def _sent(self, slices: Arrays) -> Arrays:
-        """The copies that are made from slices and carried."""
-        inner, body = self.target.inner(), self.op.bodies[0]
-        first = len(body.inputs) - len(slices)
-        for value, array in zip(body.inputs[first:], slices, strict=True):
+    def _sent(self, k: Index, apart: bool) -> Arrays:
+        """The copies that are made from the slices of iteration ``k`` and carried."""
+        inner, body, slices = self.target.inner(), self.op.bodies[0], self._slices(k)
+        slices = self.target.opaque(slices) if apart else slices
+        for value, array in zip(body.inputs[len(body.inputs) - len(slices) :], slices, strict=True):
             inner.define(value, array)
         run_ops(self.loop.early, inner)
         return tuple(inner.block(value, layout) for value, layout in self.loop.copies)

@@ -21,7 +21,7 @@ Reference: M. Lam, "Software pipelining: an effective scheduling technique for V
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -57,7 +57,8 @@ class PipelinedLoop:
       late: operations behind collectives; they run one iteration behind.
       unreduced: the values that they and the slices of the results are made from.
       stacks: positions, among the values that the body returns, of these slices.
-      steps: the collectives of an iteration that run beside the compute of others, with their values.
+      ahead: the collectives of an iteration that are sent in the one before, with their values.
+      behind: those that are sent in the one after.
     """
 
     early: tuple[Op, ...]
@@ -66,7 +67,8 @@ class PipelinedLoop:
     late: tuple[Op, ...]
     unreduced: tuple[Value, ...]
     stacks: tuple[int, ...]
-    steps: tuple[SentStep, ...]
+    ahead: tuple[SentStep, ...]
+    behind: tuple[SentStep, ...]
 
     @staticmethod
     def of(op: Op, choice: Prefetch, solution: Solution) -> "PipelinedLoop":
@@ -76,7 +78,6 @@ class PipelinedLoop:
         late = [_LateChain.of(body, j, solution) for j in choice.behind]
         chains = [chain for chain in late if chain]
         ops = {id(each) for chain in chains for each in chain.ops}
-        steps = [*ahead.steps, *(step for chain in chains for step in chain.steps)]
         return PipelinedLoop(
             early=ahead.ops,
             moved=frozenset(ahead.moved),
@@ -84,14 +85,24 @@ class PipelinedLoop:
             late=tuple(each for each in body.ops if id(each) in ops),
             unreduced=tuple(chain.value for chain in chains),
             stacks=tuple(choice.behind),
-            steps=tuple((value, step) for value, step in steps if step.kind in COLLECTIVES),
+            ahead=_collectives_of(ahead.steps),
+            behind=_collectives_of(sent for chain in chains for sent in chain.steps),
         )
+
+    @property
+    def steps(self) -> tuple[SentStep, ...]:
+        """The collectives of an iteration that run beside the compute of others."""
+        return (*self.ahead, *self.behind)
 
     def second_buffer(self, solution: Solution) -> int:
         """Returns the bytes that one device holds from an iteration to the next."""
         held = (*self.copies, *((value, solution.layouts[value.id]) for value in self.unreduced))
         sizes = solution.mesh.sizes_by_name
         return sum(int(prod(layout.local_shape(value.shape, sizes)) * value.itemsize) for value, layout in held)
+
+
+def _collectives_of(steps: Iterable[SentStep]) -> tuple[SentStep, ...]:
+    return tuple((value, step) for value, step in steps if step.kind in COLLECTIVES)
 
 
 def pipelined_loops(graph: Graph, solution: Solution) -> dict[int, PipelinedLoop]:

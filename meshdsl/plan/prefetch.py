@@ -17,6 +17,7 @@ from math import inf
 from meshdsl.errors import ArgumentError
 from meshdsl.ir.graph import Graph, Op, TracedProgram, walk
 from meshdsl.ir.prefetch import PipelinedLoop, pipelined_loops, prefetchable
+from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Prefetch, Solution
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons
@@ -24,10 +25,13 @@ from meshdsl.plan.types import PrefetchedLoop
 from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.liveness.timeline import copy_timeline
 
-# Devices that send what a loop carries beside its products, by the names of their topologies: seen in programs that
-# the compilers of TPU v5e and H100 made. Those of TPU v6e leave such gathers synchronous, and a CPU does one thing
-# after the other.
-_SENDS_BESIDE = ("dgx-*", "gb200-*", "tpu-v4", "tpu-v5*")
+# What compilers schedule beside products, by the names of topologies, as programs compiled for TPU v5e, v5p and v6e and
+# for H100 show. Those of GPUs send a gather beside whatever the iteration computes before it is needed, and move
+# reductions to the next iteration by themselves. That of TPU v5e leaves both where they are, and sends only what the
+# loop carries beside products, gathers alone; those of TPU v5p and v6e leave these synchronous, too, and a CPU does one
+# thing after the other. So nothing is sent behind unless a loop is named.
+_GATHERS_BESIDE = ("dgx-*", "gb200-*", "tpu-v5e")
+_HIDES_IN_ITERATION = ("dgx-*", "gb200-*")
 
 
 # ---- Choice ----------------------------------------------------------------------------------------------------------
@@ -50,29 +54,30 @@ def named_loops(program: TracedProgram, solution: Solution, globs: Sequence[str]
 
 
 def where_it_pays(program: TracedProgram, solution: Solution, donated: frozenset[int], limit: float = inf) -> Solution:
-    """Returns the solution with loops that send ahead and behind where that saves seconds and fits the memory.
+    """Returns the solution with loops that send ahead where that saves seconds and fits the memory.
 
-    One loop after the other is chosen, that which saves most first: all that it can send, or what of it fits.
+    One loop after the other is chosen, that which saves most first.
     """
-    able = any(fnmatchcase(solution.mesh.topology.name, glob) for glob in _SENDS_BESIDE)
-    possible = prefetchable(program.graph, solution) if able and not program.pipeline else {}
-    if not possible:
+    if program.pipeline or not _is_one_of(solution, _GATHERS_BESIDE):
         return solution
-    times, saved = OpTimes(program, solution, Reasons(program, solution)), list[tuple[float, int]]()
+    possible = {op: choice.ahead for op, choice in prefetchable(program.graph, solution).items()}
+    times, saved = OpTimes(program, solution, Reasons(program, solution)), list[tuple[float, int, Prefetch]]()
     for inside, op in walk(program.graph):
-        if op.id in possible:
-            serial, exposed = _waited(inside, op, PipelinedLoop.of(op, possible[op.id], solution), times)
-            saved.append((serial - exposed, op.id))
+        waits = [_waited(inside, op, Prefetch(ahead=(i,)), solution, times) for i in possible.get(op.id, ())]
+        pays = [i for i, (serial, exposed) in zip(possible.get(op.id, ()), waits, strict=True) if serial > exposed]
+        if pays:
+            choice = Prefetch(ahead=tuple(pays))
+            serial, exposed = _waited(inside, op, choice, solution, times)
+            saved.append((serial - exposed, op.id, choice))
     best = solution
-    for seconds, op_id in sorted(saved, reverse=True):
-        whole = possible[op_id]
-        parts = dict.fromkeys((whole, Prefetch(ahead=whole.ahead), Prefetch(behind=whole.behind)))
-        for choice in (part for part in parts if part and seconds > 0):
-            trial = with_prefetch(program, solution, {**best.prefetch, op_id: choice}, donated)
-            if trial.peak <= limit:
-                best = trial
-                break
+    for _, op_id, choice in sorted(saved, key=lambda each: -each[0]):
+        trial = with_prefetch(program, solution, {**best.prefetch, op_id: choice}, donated)
+        best = trial if trial.peak <= limit else best
     return best
+
+
+def _is_one_of(solution: Solution, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(solution.mesh.topology.name, glob) for glob in globs)
 
 
 def saved_seconds(program: TracedProgram, solution: Solution) -> float:
@@ -111,7 +116,7 @@ def prefetched_loops(
     for inside, op in walk(program.graph):
         if op.id in loops:
             loop, choice, body = loops[op.id], solution.prefetch[op.id], op.bodies[0]
-            serial, exposed = _waited(inside, op, loop, times)
+            serial, exposed = _waited(inside, op, choice, solution, times)
             yield PrefetchedLoop(
                 source=reasons.line(op),
                 phase=op.phase,
@@ -124,9 +129,25 @@ def prefetched_loops(
             )
 
 
-def _waited(inside: Graph, op: Op, loop: PipelinedLoop, times: OpTimes) -> tuple[float, float]:
+def _waited(inside: Graph, op: Op, choice: Prefetch, solution: Solution, times: OpTimes) -> tuple[float, float]:
     """Seconds per step that the collectives of a loop are waited for: where they are needed, and ahead and behind."""
-    (body,) = op.bodies
+    (body,), loop = op.bodies, PipelinedLoop.of(op, choice, solution)
+    hides = _is_one_of(solution, _HIDES_IN_ITERATION)
+    before = _compute_before(body, times) if hides else {}
     compute = sum(times.seconds(inner) * graph.trips / body.trips for graph, inner in walk(body))
     links, length = sum(step.seconds for _, step in loop.steps), body.trips / inside.trips
-    return body.trips * links, inside.trips * (links + (length - 1) * max(0.0, links - compute))
+    ahead = sum(max(0.0, step.seconds - before.get(v.id, 0.0)) for v, step in loop.ahead)
+    behind = sum(step.seconds for v, step in loop.behind)
+    serial = inside.trips * (length * ahead + (1 if hides else length) * behind)
+    return serial, inside.trips * (links + (length - 1) * max(0.0, links - compute))
+
+
+def _compute_before(body: Graph, times: OpTimes) -> dict[int, float]:
+    """Per value, the seconds that an iteration computes before the value, or what is made of it alone, is needed."""
+    found, now = dict[int, float](), 0.0
+    for op in body.ops:
+        for x in values(op.inputs):
+            found.setdefault(x.id, now)
+        inner = ((body, op), *(pair for each in op.bodies for pair in walk(each)))
+        now += sum(times.seconds(each) * graph.trips / body.trips for graph, each in inner)
+    return found

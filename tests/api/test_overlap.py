@@ -1,5 +1,7 @@
 """Plans chosen by the time with overlap: where hiding pays they differ, and they are never slower with overlap."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 import meshdsl as md
 from meshdsl.api.overlap import overlap_windows
 from meshdsl.errors import ArgumentError
+from meshdsl.ir.solution import Prefetch
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
 from meshdsl.planner.costs.reshard_cost import OverlapWindow
@@ -137,3 +140,79 @@ def test_what_is_no_answer_is_refused():
         md.parallelize(late, MESH, plan=planned(False), overlap=True)
     with pytest.raises(ArgumentError, match="overlap: 1 is none of 'off', 'prefetch', 'full', True, False"):
         md.Program(late, ARGS, overlap=1)
+
+
+# ---- Loops that send ahead and behind --------------------------------------------------------------------------------
+
+LAYERS = (6, 64, 256)
+SHARDED = {"p/*": "data=S(1)", "x": "data=S(0)"}
+LITTLE = 0.93e6  # bytes of memory, so that parameters are gathered in the loops
+
+
+def layers(p, x):
+    def layer(x, p):
+        up, down = (md.constrain(w, "data=B") for w in p)
+        return x + jnp.tanh(x @ up) @ down, None
+
+    def loss(p):
+        return jnp.mean(jax.lax.scan(jax.checkpoint(layer), x, p)[0] ** 2)
+
+    value, grads = jax.value_and_grad(loss)(p)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+
+def layers_args():
+    rng, (count, width, hidden) = np.random.default_rng(0), LAYERS
+    shapes = (count, width, hidden), (count, hidden, width), (256, width)
+    *p, x = (jnp.asarray(rng.normal(size=shape) / 8, jnp.float32) for shape in shapes)
+    return tuple(p), x
+
+
+def test_named_loops_prefetch_within_the_memory(tmp_path):
+    args = layers_args()
+    overlap = md.Overlap("prefetch", loops="test_overlap.py:*")
+    sharded = md.parallelize(layers, "data=8", SHARDED, memory=LITTLE, donate_argnums=0, overlap=overlap)
+    plan = sharded.plan(*args)
+    forward, backward = plan.prefetched
+    assert forward.ahead == ("p/0[i]", "p/1[i]") and forward.bytes == 2 * 64 * 256 * 4 and not forward.behind
+    assert len(backward.behind) == 2 and backward.exposed < backward.serial and plan.memory <= LITTLE
+    assert "second buffer" in str(plan) and sharded.verify(*args) and sharded.check(*args)
+
+    plan.save(tmp_path / "plan.json")
+    loaded = md.load_plan(tmp_path / "plan.json")
+    assert loaded == plan and loaded.solution.prefetch == plan.solution.prefetch
+    plain = replace(plan, solution=replace(plan.solution, prefetch={}), prefetched=())
+    assert "loop 1, forward   none    ahead p/0[i], p/1[i]" in str(plain.diff(plan))
+    wrong = replace(
+        plan, solution=replace(plan.solution, prefetch={op: Prefetch((0,)) for op in plan.solution.prefetch})
+    )
+    with pytest.raises(md.PlanFileError, match="input 0 of its body cannot be sent ahead"):
+        md.parallelize(layers, "data=8", SHARDED, memory=LITTLE, donate_argnums=0, plan=wrong).plan(*args)
+
+
+def test_loops_are_prefetched_where_devices_can():
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), layers_args())
+    for name, memory, loops in (("tpu-v5e", 0.65e6, 1), ("tpu-v6e", 0.65e6, 0), ("cpu", LITTLE, 0)):
+        mesh = md.Mesh(data=8, topology=name)
+        plan = md.parallelize(layers, mesh, SHARDED, memory=memory, donate_argnums=0, overlap="prefetch").plan(*shapes)
+        assert any(c.trips == 6 for c in plan.collectives) and len(plan.prefetched) == loops, name
+        assert all(loop.exposed < loop.serial and not loop.behind for loop in plan.prefetched)
+
+
+def test_loops_that_are_not_there_and_memory_that_does_not_suffice():
+    args = layers_args()
+
+    def plan(loops, memory=LITTLE):
+        overlap = md.Overlap("prefetch", loops)
+        return md.parallelize(layers, "data=8", SHARDED, memory=memory, donate_argnums=0, overlap=overlap).plan(*args)
+
+    with pytest.raises(
+        ArgumentError, match=r"overlap: no loop at 'model.py:1' in layers; its loops are at: test_overlap"
+    ):
+        plan("model.py:1")
+    with pytest.raises(md.MemoryLimitError, match="kB without; 760 kB allowed\nname fewer loops, or raise memory="):
+        plan("*", 0.76e6)
+    with pytest.raises(ArgumentError, match=r"mode: 'of' is none of 'off', 'prefetch', 'full'; did you mean 'off'"):
+        md.Overlap("of")
+    with pytest.raises(ArgumentError, match="loops: mode 'off' prefetches in no loop"):
+        md.Overlap("off", loops="*")
