@@ -17,7 +17,7 @@ export PYTHONPATH := .
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/evidence/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes fuzz-files chaos pipelines ray slurm strategies predictions targets measured bench-planner data dist clean
+.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes fuzz-files chaos pipelines ray slurm strategies predictions targets overlap measured bench-planner data dist clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -90,6 +90,9 @@ predictions: $(VENV)/ready  ## compare predicted with published step times, and 
 
 targets: .venv/targets/ready  ## compile the gallery and models for TPUs and GPUs that are not there, and write docs/evidence/targets.md; PARTS='gallery'
 	.venv/targets/bin/python -m bench.targets $(PARTS)
+
+overlap: .venv/targets/ready  ## compile small programs and models for absent TPUs and GPUs, and write docs/evidence/overlap.md; PARTS='kinds'
+	.venv/targets/bin/python -m bench.overlap $(PARTS)
 
 measured: $(ZOO)/ready  ## compare predicted with measured step times of this machine, which should be idle, and write docs/evidence/measured.md
 	$(ZOO)/bin/python -m bench.measured --again

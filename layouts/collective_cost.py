@@ -16,9 +16,9 @@ from math import prod
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import P, Placement, Split
-from meshdsl.layouts.topology import Link
+from meshdsl.layouts.topology import KINDS, Link
 
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVES = KINDS
 LOCAL = ("slice", "pad", "keep-first")
 
 

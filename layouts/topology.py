@@ -28,6 +28,8 @@ from meshdsl.util.files import read_regular
 from meshdsl.util.html import tables_html
 from meshdsl.util.text import bytes_text, seconds_text
 
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")  # of collectives
+
 # ---- Links and topologies --------------------------------------------------------------------------------------------
 
 
@@ -108,6 +110,10 @@ class Topology:
       pieces: into how many pieces the system that runs the step cuts a collective of a matrix product's operand or
         result, to send it during the product (Wang et al. 2023; NeMo's ``tp_comm_overlap``). It
         counts in ``plan.simulated_seconds`` alone. Our programs send whole: 1.
+      asynchronous: kinds of collectives that the compiler of our programs runs beside independent computation; by
+        default all. Of any other kind, nothing is hidden in ``plan.simulated_seconds``.
+      across_loops: whether the system that runs the step sends beside other iterations of a loop, and stacks slice by
+        slice, as systems do that prefetch parameters and reduce gradients in buckets. Our programs do not.
       backend: XLA's, which compiles for the devices: ``tpu`` keeps less in memory than others (see
         ``meshdsl.planner.liveness.aliasing``), which are not told apart.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
@@ -130,6 +136,8 @@ class Topology:
     half_side: float = 0.0
     grouped: float = 0.0
     pieces: int = 1
+    asynchronous: tuple[str, ...] = KINDS
+    across_loops: bool = False
     backend: str = ""
     source: str = ""
 
@@ -140,6 +148,18 @@ class Topology:
         if not isinstance(self.pieces, int) or self.pieces < 1:
             raise ArgumentError(
                 f"topology {self.name}: pieces={self.pieces!r} is not a number of pieces; 1 sends whole"
+            )
+        if not isinstance(self.across_loops, bool):
+            raise ArgumentError(f"topology {self.name}: across_loops={self.across_loops!r} is neither true nor false")
+        if self.across_loops and len(self.asynchronous) < len(KINDS):
+            raise ArgumentError(
+                f"topology {self.name}: across_loops needs all kinds asynchronous, which is the default"
+            )
+        unknown = [kind for kind in self.asynchronous if kind not in KINDS]
+        if unknown or not isinstance(self.asynchronous, tuple):
+            kind = unknown[0] if unknown else self.asynchronous
+            raise ArgumentError(
+                f"topology {self.name}: asynchronous has {kind!r}, no kind of collective{nearest(kind, KINDS)}"
             )
         if not self.links:
             raise ArgumentError(f"topology {self.name} has no links; give at least one, the innermost first")
@@ -279,6 +299,7 @@ def read_topology(data: dict[str, Any]) -> Topology:
         raise ArgumentError("\n".join(f"  {row}" for row in rows))
     rest = {k: v for k, v in data.items() if k not in ("links", "axes", "sources")}
     by_axis = tuple((name, _link(link)) for name, link in axes.items())
+    rest |= {"asynchronous": tuple(rest["asynchronous"])} if isinstance(rest.get("asynchronous"), list) else {}
     return Topology(links=tuple(map(_link, links)), axes=by_axis, **rest)
 
 
@@ -322,13 +343,19 @@ def load_topology(file: str | Path) -> Topology:
 
 def topology_text(topology: Topology) -> str:
     """Returns the TOML of ``topology``; reading it back gives an equal value."""
-    plain = [f.name for f in fields(Topology) if f.name not in ("links", "axes")]
+    plain = [name for name in written_fields(topology) if name not in ("links", "axes")]
     lines = [f"{name} = {_toml(getattr(topology, name))}" for name in plain]
     for link in topology.links:
         lines += ["", "[[links]]", *_link_from_file(link)]
     for name, link in topology.axes:
         lines += ["", f"[axes.{json.dumps(name)}]", *_link_from_file(link)]
     return "\n".join(lines) + "\n"
+
+
+def written_fields(topology: Topology) -> list[str]:
+    """Returns the names of the fields that files have: those that earlier files lack only where they say something."""
+    later = {"asynchronous": KINDS, "across_loops": False}
+    return [f.name for f in fields(Topology) if f.name not in later or getattr(topology, f.name) != later[f.name]]
 
 
 def _link_from_file(link: Link) -> list[str]:
@@ -338,7 +365,6 @@ def _link_from_file(link: Link) -> list[str]:
     return [f"{name} = {_toml(getattr(link, name))}" for name in known]
 
 
-def _toml(value: str | float | tuple[int, ...]) -> str:
-    return (
-        repr(list(value)) if isinstance(value, tuple) else json.dumps(value) if isinstance(value, str) else repr(value)
-    )
+def _toml(value: str | float | tuple[float | str, ...]) -> str:
+    plain = list(value) if isinstance(value, tuple) else value
+    return repr(plain) if isinstance(plain, float) else json.dumps(plain)

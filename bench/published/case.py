@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import meshdsl as md
-from meshdsl.layouts.topology import Topology
+from meshdsl.layouts.topology import KINDS, Topology
 from meshdsl.models import gpt, llama
 from meshdsl.plan import Plan
 
@@ -108,7 +108,7 @@ class Case:
 
     def sharded(self, topology: Topology) -> tuple[md.Sharded, tuple[object, ...]]:
         """Returns the step over its mesh, and the shapes of its arguments."""
-        topology = replace(topology, pieces=self.pieces)
+        topology = replace(topology, pieces=self.pieces, asynchronous=KINDS, across_loops=True)
         if self.memory_bandwidth:
             topology = replace(topology, memory_bandwidth=self.memory_bandwidth)
         program, mesh = self.program, md.Mesh.parse(self.mesh, topology)

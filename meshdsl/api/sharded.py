@@ -343,7 +343,7 @@ class Sharded(Generic[Params, Result]):
             at hand. A target's compiler may rewrite collectives, so the program is compared as it is lowered.
           exposed: what becomes of a program that has less communication beside products than the plan hides: an
             ``"error"``; a note and a log message, ``"warn"``; or ``"ignore"``, which leaves it at the table. Default is
-            ``"error"`` under ``parallelize(overlap=True)``, whose plan was chosen for what it hides, else ``"ignore"``.
+            ``"error"`` if ``parallelize`` was asked for overlap, so that the plan was chosen for it, else ``"ignore"``.
 
         Returns:
           A report; ``print`` shows planned and compiled bytes per kind of collective and axis, and the schedule.
@@ -353,7 +353,7 @@ class Sharded(Generic[Params, Result]):
           OverlapError: the compiled program hides less than the plan.
           DeviceError: the target is unknown, has another number of devices, or its compiler is not installed.
         """
-        judged = exposed if exposed is not None else "error" if self.options.overlap else "ignore"
+        judged = exposed if exposed is not None else "error" if self.options.overlap.mode != "off" else "ignore"
         check_judgement(judged)
         stages = self._stages_of(self._flatten(args, kwargs))
         if target is None:

@@ -40,7 +40,7 @@ from meshdsl.layouts.notation import parse_placement
 from meshdsl.layouts.placement import Placement, Split
 from meshdsl.layouts.reshard import ReshardStep, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
-from meshdsl.layouts.topology import Topology
+from meshdsl.layouts.topology import Topology, written_fields
 from meshdsl.plan.types import Array, Collective, Line, PlanData, PrefetchedLoop, Span, Timing, Utilization
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.files import read_regular
@@ -216,6 +216,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     s = plan.solution
     layouts, signatures = _Table[Layout](), _Table[Signature]()
     given: dict[str, Any] = {"format": FORMAT, "version": VERSION, "mesh": dict(plan.mesh), "seals": ()}
+    given["topology"] = {name: getattr(plan.topology, name) for name in written_fields(plan.topology)}
     given |= {name: getattr(s, attribute) for name, attribute in OF_SOLUTION.items()}
     given["ops"] = [(op, tuple(signatures[row] for row in rows)) for op, rows in sorted(s.rows.items())]
     given["values"] = [(value, layouts[layout]) for value, layout in sorted(s.layouts.items())]

@@ -10,27 +10,36 @@ the next operation needs delays it:
 
 ``build_tasks`` turns a planned program into tasks. A graph becomes a *fragment*: its tasks, and the tasks that each of
 its results waits for. A loop is its body's fragment once per iteration; iterations in the middle of a loop that
-contains loops are taken as one, as long as all of them. A *stack*, a value that a loop reads or writes one slice per
-iteration (the parameters of layers, their gradients), is known slice by slice: a slice is ready when its iteration is
-over, and a collective on a stack is sent slice by slice, as systems do that send in buckets. So the next layer's
-parameters are gathered beside this layer, and gradients are reduced while the backward pass goes on, wherever the plan
-has put the collectives. Where the topology says that systems send collectives beside matrix products in ``pieces``,
-the operands and results of such a product are cut into that many.
+contains loops are taken as one, as long as all of them.
+
+The topology says what the system that runs the step makes of this. Our own programs are limited by their compiler. A
+collective runs beside the computation of its own loop body, or of its own piece of the program between two loops, and
+only if it is of a kind that the compiler makes ``asynchronous``; any other takes the device's computation and its link
+at once. Loops that the plan prefetches send beside other iterations, but for the first and the last one
+(``meshdsl.ir.prefetch``).
+
+Other systems hide more (``across_loops``). There, a *stack*, a value that a loop reads or writes slice by slice
+(the parameters of layers, their gradients), is known slice by slice: a slice is ready when its iteration is over, and a
+collective on a stack is sent slice by slice, as systems do that send in buckets. So the next layer's parameters are
+gathered beside this layer, and gradients are reduced while the backward pass goes on, wherever the plan has put the
+collectives. Where a system sends collectives beside matrix products in ``pieces``, the operands and results of such a
+product are cut into that many.
 
 Reference: R. L. Graham, "Bounds for certain multiprocessing anomalies", Bell System Technical Journal 45, 1966.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, TracedProgram, Value, walk
 from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports, split_operands
+from meshdsl.ir.prefetch import PipelinedLoop
 from meshdsl.ir.rewrite import values
-from meshdsl.ir.solution import Solution
+from meshdsl.ir.solution import Prefetch, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES, slowest_link
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.reshard import ReshardStep
@@ -43,6 +52,7 @@ EXACT_ITERATIONS = 2  # iterations at either end of a loop of loops that are sim
 MAX_ITERATIONS = 128  # groups of iterations into which the iterations of another loop are collected
 
 
+NOTHING: Mapping[Any, int] = {}
 Sent = tuple[int, Layout | int]  # a value and the layout it is resharded to, or an operation and which of its exchanges
 
 
@@ -74,6 +84,7 @@ class SimulatedTask(NamedTuple):
       after: positions of the tasks that have to be over before it begins.
       follows: its priority is that of the last task that it waits for, not its own position.
       sent: the collective that it is, or is a part of.
+      link: the stream of a collective that nothing is computed beside, which takes ``COMPUTE`` and this one.
     """
 
     stream: str
@@ -81,6 +92,7 @@ class SimulatedTask(NamedTuple):
     after: frozenset[int] = frozenset()
     follows: bool = False
     sent: Sent | None = None
+    link: str = COMPUTE
 
 
 def list_schedule(tasks: Sequence[SimulatedTask]) -> list[float]:
@@ -91,30 +103,32 @@ def list_schedule(tasks: Sequence[SimulatedTask]) -> list[float]:
         for other in task.after:
             consumers[other].append(i)
     priority = _priorities(tasks)
+    taken = [{task.stream, task.link or task.stream} for task in tasks]
     ready: dict[str, list[tuple[int, int]]] = {task.stream: [] for task in tasks}
     running: list[tuple[float, int]] = []
     busy: set[str] = set()
     ends = [0.0] * len(tasks)
 
     def begin(now: float, stream: str) -> None:
-        if ready[stream] and stream not in busy:
+        needed = taken[ready[stream][0][1]] if ready[stream] else {stream}
+        if ready[stream] and not needed & busy:
             _, i = heappop(ready[stream])
-            busy.add(stream)
+            busy.update(needed)
             heappush(running, (now + tasks[i].seconds, i))
 
     for i, task in enumerate(tasks):
         if not missing[i]:
             heappush(ready[task.stream], (priority[i], i))
-    for stream in ready:
+    for stream in sorted(ready):
         begin(0.0, stream)
     while running:
         now = running[0][0]
-        touched: set[str] = set()
+        touched = {COMPUTE} & ready.keys()  # a collective may wait for its link there
         while running and running[0][0] == now:
             _, i = heappop(running)
             ends[i] = now
-            busy.discard(tasks[i].stream)
-            touched.add(tasks[i].stream)
+            busy -= taken[i]
+            touched |= taken[i] & ready.keys()
             for consumer in consumers[i]:
                 missing[consumer] -= 1
                 if not missing[consumer]:
@@ -135,7 +149,7 @@ def exposed_seconds(tasks: Sequence[SimulatedTask], ends: Sequence[float]) -> li
             for other in running:
                 found[other] += (now - last) / len(running)
         last = now
-        if tasks[i].stream == COMPUTE:
+        if tasks[i].stream == COMPUTE and tasks[i].sent is None:
             computing += 1 if starts else -1
         elif starts:
             running.add(i)
@@ -247,18 +261,22 @@ class _TaskBuilder:
     Attributes:
       pieces: into how many pieces collectives beside matrix products are cut.
       stream: the slowest link of the axes that a collective uses.
-      inside: per operation id, the collectives of its local program, as (stream, seconds).
+      inside: per operation id, the collectives of its local program, as (kind, stream, seconds).
+      across_loops: whether collectives run beside other iterations, and beside loops.
+      asynchronous: kinds of collectives that run beside computation.
       divides: whether anything in the program comes in slices or pieces.
     """
 
     def __init__(self, program: TracedProgram, solution: Solution, times: OpTimes) -> None:
         self.solution, self.times = solution, times
-        self.pieces = solution.mesh.topology.pieces
+        topology = solution.mesh.topology
+        self.pieces, self.across_loops = topology.pieces, topology.across_loops
+        self.asynchronous = topology.asynchronous
         self.stream = partial(slowest_link, mesh=solution.mesh)
-        self.inside: dict[int, list[tuple[str, float]]] = {}
+        self.inside: dict[int, list[tuple[str, str, float]]] = {}
         for found in collectives_inside(program.graph, solution):
-            self.inside.setdefault(found.op.id, []).append((self.stream(found.axes), found.seconds))
-        self._stacks = stacks(program.graph)
+            self.inside.setdefault(found.op.id, []).append((found.kind, self.stream(found.axes), found.seconds))
+        self._stacks = stacks(program.graph) if self.across_loops else set()
         self.divides = self.pieces > 1 or bool(self._stacks)
         self._fragments: dict[int, TaskFragment] = {}
 
@@ -267,6 +285,15 @@ class _TaskBuilder:
         if id(graph) not in self._fragments:
             self._fragments[id(graph)] = _FragmentBuilder(self, graph).build()
         return self._fragments[id(graph)]
+
+    def prefetched(self, op: Op) -> tuple[frozenset[Sent], frozenset[Sent]]:
+        """The collectives that a scan sends one iteration ahead, and one behind, where the plan says so."""
+        choice = None if self.across_loops else self.solution.prefetch.get(op.id)
+        if choice is None:
+            return frozenset(), frozenset()
+        parts = Prefetch(ahead=choice.ahead), Prefetch(behind=choice.behind)
+        ahead, behind = (PipelinedLoop.of(op, part, self.solution).steps for part in parts)
+        return frozenset((v.id, step.after) for v, step in ahead), frozenset((v.id, step.after) for v, step in behind)
 
     def slice_count(self, value: Value) -> int:
         """The number of slices in which a value is known."""
@@ -281,6 +308,8 @@ class _FragmentBuilder:
       over: per task, tasks that are known to be over when it is, itself included.
       own: per value id, what the value waits for in its own layout.
       resharded: the same per value id and other layout.
+      barrier: what every later task waits for, since a loop is over.
+      begun: the first task since the last barrier.
     """
 
     def __init__(self, builder: _TaskBuilder, graph: Graph) -> None:
@@ -289,6 +318,8 @@ class _FragmentBuilder:
         self.over: list[Refs] = []
         self.own: dict[int, Slices] = {}
         self.resharded: dict[tuple[int, Layout], Slices] = {}
+        self.barrier = frozenset[int]()
+        self.begun = 0
         for k, value in enumerate(graph.inputs):
             count = builder.slice_count(value)
             refs = range(1, count + 1) if count > 1 else (0,)
@@ -336,14 +367,15 @@ class _FragmentBuilder:
             return self._divided(COMPUTE, step.seconds, [slices], len(slices))
         whole = len(slices) == 1 and self.builder.slice_count(value) == 1
         count = self.builder.pieces if whole else len(slices)
-        return self._divided(self.builder.stream(step.axes), step.seconds, [slices], count, sent=(value.id, step.after))
+        sent = value.id, step.after
+        return self._sent(step.kind, self.builder.stream(step.axes), step.seconds, [slices], count, sent)
 
     def _compute(self, op: Op, operands: Sequence[Slices]) -> Slices:
         """The exchanges of an operation's local program, then its computation."""
         builder, seconds = self.builder, self.builder.times.compute_seconds(op)
         count = self._common_slices(op, operands) if builder.divides else 1
-        for i, (stream, sent) in enumerate(builder.inside.get(op.id, ())):
-            operands = [self._divided(stream, sent, operands, count, sent=(op.id, i))]
+        for i, (kind, stream, sent) in enumerate(builder.inside.get(op.id, ())):
+            operands = [self._sent(kind, stream, sent, operands, count, (op.id, i))]
         if builder.divides and self._in_pieces(op, operands, count):
             return self._divided(COMPUTE, seconds, operands, builder.pieces, separate=True)
         return self._divided(COMPUTE, seconds, operands, count)
@@ -362,6 +394,14 @@ class _FragmentBuilder:
         sent = any(step.kind in COLLECTIVES for v in op.outputs for step in self.solution.trees.get(v.id, ()))
         return sent or any(len(slices) == self.builder.pieces for slices in operands)
 
+    def _sent(
+        self, kind: str, stream: str, seconds: float, operands: Sequence[Slices], count: int, sent: Sent
+    ) -> Slices:
+        """A collective in ``count`` parts; one that is not asynchronous stops the computation."""
+        stopped = kind not in self.builder.asynchronous
+        link, stream = (stream, COMPUTE) if stopped else (COMPUTE, stream)
+        return self._divided(stream, seconds, operands, count, sent=sent, link=link)
+
     def _divided(
         self,
         stream: str,
@@ -370,45 +410,83 @@ class _FragmentBuilder:
         count: int,
         separate: bool = False,
         sent: Sent | None = None,
+        link: str = COMPUTE,
     ) -> Slices:
         """``count`` tasks that share ``seconds``, each after its slice of the operands.
 
         Args:
           separate: they are not merged with the task before, since others may wait for one of them.
           sent: the collective that they are.
+          link: as in ``SimulatedTask``.
         """
         if count == 1:
             after = _union([refs for slices in operands for refs in slices])
-            return (self._task(SimulatedTask(stream, seconds, after, False, sent), separate),)
+            return (self._task(SimulatedTask(stream, seconds, after, False, sent, link), separate),)
         waits = [_union([s[i] if len(s) == count else _union(s) for s in operands]) for i in range(count)]
-        return tuple(self._task(SimulatedTask(stream, seconds / count, refs, True, sent), separate) for refs in waits)
+        return tuple(
+            self._task(SimulatedTask(stream, seconds / count, refs, True, sent, link), separate) for refs in waits
+        )
 
     def _task(self, task: SimulatedTask, separate: bool) -> Refs:
         """Adds one task; the last one becomes longer instead if it waits for as much and nothing waits for it yet."""
         after = task.after
         if not task.seconds:
             return after
+        after |= self.barrier
         here, over = len(self.tasks), self.over[-1] if self.over else frozenset()
-        if here and not separate and task.stream == self.tasks[-1].stream == COMPUTE and after <= over:
-            last = self.tasks[-1]
+        last = self.tasks[-1] if here else task
+        apart = separate or not here or task.sent is not None or last.sent is not None
+        if not apart and task.stream == last.stream == COMPUTE and after <= over:
             self.tasks[-1] = last._replace(seconds=last.seconds + task.seconds)
             return frozenset({here - 1})
-        self.tasks.append(task)
+        self.tasks.append(task._replace(after=after))
         self.over.append(after | over | {here} if here - 1 in after else after | {here})
         return frozenset({here})
 
-    def insert(self, fragment: TaskFragment, inputs: Sequence[Slices], times: int = 1) -> list[Slices]:
-        """Inserts a fragment for these inputs, each task ``times`` as long, and returns what its results wait for."""
-        first = len(self.tasks)
+    def insert(
+        self, fragment: TaskFragment, inputs: Sequence[Slices], times: int = 1, moved: Mapping[Sent, int] = NOTHING
+    ) -> list[Slices]:
+        """Inserts a fragment for these inputs, each task ``times`` as long, and returns what its results wait for.
+
+        Args:
+          moved: collectives of other iterations, how many times as long; nothing here waits for them, nor they for it.
+        """
+        apart = not self.builder.across_loops
+        if apart:
+            self._part()
+        first, barrier = len(self.tasks), self.barrier
 
         def here(refs: Refs) -> Refs:
-            return _union([frozenset({i + first}) if i >= 0 else _input(i, inputs) for i in refs])
+            known = (i for i in refs if i < 0 or fragment.tasks[i].sent not in moved) if moved else refs
+            return _union([frozenset({i + first}) if i >= 0 else _input(i, inputs) for i in known])
 
         for task in fragment.tasks:
-            after = here(task.after)
+            apart_from_all = task.sent is not None and task.sent in moved
+            after = barrier if apart_from_all else here(task.after) | barrier
+            count = moved[task.sent] if apart_from_all and task.sent is not None else times
             self.over.append(after | {len(self.tasks)})
-            self.tasks.append(task._replace(seconds=task.seconds * times, after=after))
+            self.tasks.append(task._replace(seconds=task.seconds * count, after=after))
+        if apart:
+            self._part()
         return [tuple(map(here, slices)) for slices in fragment.results]
+
+    def send(self, fragment: TaskFragment, sent: Collection[Sent]) -> None:
+        """Adds collectives of a fragment alone: those in front of a loop and behind it."""
+        self._part()
+        for task in fragment.tasks:
+            if task.sent in sent:
+                self.over.append(self.barrier | {len(self.tasks)})
+                self.tasks.append(task._replace(after=self.barrier))
+        self._part()
+
+    def _part(self) -> None:
+        """Adds a task without duration that waits for all others, and that all later ones wait for."""
+        if self.begun < len(self.tasks):
+            after = frozenset(range(self.begun, len(self.tasks)))
+            self.barrier = frozenset({len(self.tasks)})
+            self.tasks.append(SimulatedTask(COMPUTE, 0.0, after))
+            self.over.append(after | self.barrier)
+            self.begun = len(self.tasks)
 
 
 def _union(refs: Sequence[Refs]) -> Refs:
@@ -429,14 +507,23 @@ def _scan(into: _FragmentBuilder, op: Op, given: list[Slices]) -> list[Slices]:
     fragment, carry = into.builder.fragment(op.bodies[0]), list(operands.carry)
     carries = len(carry)
     stacked: list[list[Refs]] = [[frozenset()] * length for _ in op.outputs[carries:]]
+    ahead, behind = into.builder.prefetched(op)
+    if ahead:
+        into.send(fragment, ahead)
     for group in _iteration_groups(op):
         places = [length - 1 - i for i in group] if op.params["reverse"] else list(group)
         slices = [(_union([s[i] for i in places]) if len(s) == length else _union(s),) for s in operands.slices]
-        made = into.insert(fragment, [*operands.consts, *carry, *slices], len(places))
+        moved = dict.fromkeys(ahead, len(group) - (length - 1 in group))
+        moved |= dict.fromkeys(behind, len(group) - (0 in group))
+        made = into.insert(fragment, [*operands.consts, *carry, *slices], len(places), moved)
         carry = made[:carries]
         for stack, one in zip(stacked, made[carries:], strict=True):
             for i in places:
                 stack[i] = _union(one)
+    if behind:
+        into.send(fragment, behind)
+    if not into.builder.across_loops:
+        return [*carry, *((_union(stack),) for stack in stacked)]
     return [*carry, *map(tuple, stacked)]
 
 

@@ -239,8 +239,9 @@ def _collectives(plan: PlanData) -> Iterator[str]:
     if not plan.collectives:
         yield "no collectives"
         return
-    header = ("collective", "axes", "", "bytes", "trips", "time", "phase", "source", "reason")
-    yield from table([header, *(_row(c, n) for c, n in collective_rows(plan.collectives))])
+    exposed = ["exposed"] if plan.exposed else []
+    header = ("collective", "axes", "", "bytes", "trips", "time", *exposed, "phase", "source", "reason")
+    yield from table([header, *(_row(*row) for row in collective_rows(plan.collectives, plan.exposed))])
 
 
 def _loops(plan: PlanData) -> Iterator[str]:
@@ -273,20 +274,34 @@ def common_names(names: Sequence[str]) -> str:
     return ", ".join(common(each) + (f" {_times(len(each))}" if len(each) > 1 else "") for each in by_pattern.values())
 
 
-def collective_rows(collectives: Iterable[Collective]) -> list[tuple[Collective, int]]:
-    """Collectives that agree in everything shown, as one with their common reason, and their number, in order."""
-    found: dict[tuple[object, ...], list[Collective]] = {}
-    for c in collectives:
+def collective_rows(
+    collectives: Sequence[Collective], exposed: Sequence[float] = ()
+) -> list[tuple[Collective, int, float | None]]:
+    """Collectives that agree in everything shown, as one with their common reason, and their number, in order.
+
+    Args:
+      collectives: of a plan.
+      exposed: seconds of each that are not hidden, of which every row has the sum; None in all rows if there are none.
+    """
+    found: dict[tuple[object, ...], list[int]] = {}
+    for i, c in enumerate(collectives):
         key = (c.kind, c.axes, c.bytes, c.trips, c.estimated, c.phase, c.source, pattern(c.reason), c.seconds)
-        found.setdefault(key, []).append(c)
-    return [(replace(row[0], reason=common(c.reason for c in row)), len(row)) for row in found.values()]
+        found.setdefault(key, []).append(i)
+    return [
+        (
+            replace(collectives[row[0]], reason=common(collectives[i].reason for i in row)),
+            len(row),
+            sum(exposed[i] for i in row) if exposed else None,
+        )
+        for row in found.values()
+    ]
 
 
-def _row(c: Collective, n: int) -> Sequence[str]:
+def _row(c: Collective, n: int, exposed: float | None) -> Sequence[str]:
     trips = f"~{c.trips}" if c.estimated else str(c.trips)
     reason = c.reason.replace(f" ({c.source})", "")
-    time = seconds_text(c.seconds * c.trips * n)
-    return (c.kind, ",".join(c.axes), _times(n), bytes_text(c.bytes), trips, time, c.phase, c.source, reason)
+    times = [seconds_text(c.seconds * c.trips * n), *([] if exposed is None else [seconds_text(exposed)])]
+    return (c.kind, ",".join(c.axes), _times(n), bytes_text(c.bytes), trips, *times, c.phase, c.source, reason)
 
 
 def _totals(plan: PlanData) -> Iterator[str]:

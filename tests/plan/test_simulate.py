@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import meshdsl as md
 from meshdsl.errors import MeshDSLError
 from meshdsl.ir.graph import walk
-from meshdsl.layouts.topology import Link, Topology
+from meshdsl.layouts.topology import KINDS, Link, Topology
 from meshdsl.models import gpt
 from meshdsl.plan.simulate import COMPUTE, SimulatedTask, exposed_seconds, list_schedule, stacks
 from meshdsl.trace import trace
@@ -110,15 +110,37 @@ def layers(ws, x):
 def test_gathering_the_next_layer_is_hidden_behind_this_one():
     """A compute-bound loop over layers: only what comes before the first layer is seen."""
     ws, x = jnp.zeros((8, 512, 512)), jnp.zeros((8192, 512))
-    topology = Topology("slow", 1e11, 1e11, 1e11, 1e10, 0.0, (Link(0.0, 1e9),))
     pins = {"ws": "data=S(1)", "x": "data=S(0)"}
-    step = md.parallelize(layers, md.Mesh(data=2, topology=topology), pins, outputs={"**": "data=S(0)"})
-    plan = step.plan(ws, x)
-    (gather,) = plan.collectives
-    sent, compute = gather.seconds * gather.trips, sum(span.seconds * span.trips for span in plan.spans)
-    assert plan.seconds == pytest.approx(compute + sent)
-    assert plan.simulated_seconds == pytest.approx(compute + sent / 8)
-    assert plan.exposed == pytest.approx([sent / 8])
+    named = md.Overlap("prefetch", loops="*")
+    cases = (True, "off", 1 / 8), (False, "off", 1), (False, named, 1 / 8)  # other systems, our programs, on request
+    for across, overlap, part in cases:
+        topology = Topology("slow", 1e11, 1e11, 1e11, 1e10, 0.0, (Link(0.0, 1e9),), across_loops=across)
+        step = md.parallelize(
+            layers, md.Mesh(data=2, topology=topology), pins, outputs={"**": "data=S(0)"}, overlap=overlap
+        )
+        plan = step.plan(ws, x)
+        (gather,) = plan.collectives
+        sent, compute = gather.seconds * gather.trips, sum(span.seconds * span.trips for span in plan.spans)
+        assert plan.seconds == pytest.approx(compute + sent)
+        assert plan.simulated_seconds == pytest.approx(compute + part * sent)
+        assert plan.exposed == pytest.approx([part * sent])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "hidden"),
+    [(KINDS, ("all-gather", "all-reduce")), (("all-gather",), ("all-gather",)), ((), ())],
+)
+def test_only_kinds_that_the_compiler_makes_asynchronous_are_hidden(kinds, hidden):
+    """A gather and a reduction beside a product of 2 ms."""
+    topology = Topology("t", 1e12, 1e12, 1e13, 1e10, 0.0, (Link(1e-4, 1e9),), asynchronous=kinds)
+    pins, outputs = {"x": "data=B", "w": "data=S(0)", "b": "data=S(0)"}, {"**": "data=B"}
+    mesh = md.Mesh(data=2, topology=topology)
+    step = md.parallelize(lambda x, w, b: (2 * w, jnp.sum(b, 0), jnp.tanh(x @ x)), mesh, pins, outputs=outputs)
+    plan = step.plan(jnp.zeros((1024, 1024)), jnp.zeros((64, 64)), jnp.zeros((64, 64)))
+    exposed = {c.kind: e / c.seconds for c, e in zip(plan.collectives, plan.exposed, strict=True)}
+    assert exposed == pytest.approx(
+        {kind: float(kind not in hidden) for kind in ("all-gather", "all-reduce")}, abs=0.02
+    )
 
 
 @pytest.mark.parametrize("bandwidth", [1e8, 1e10])

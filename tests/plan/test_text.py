@@ -38,11 +38,12 @@ def test_numbers_that_all_of_a_row_have_are_shown():
 def test_a_reason_shows_the_number_that_it_is_about():
     gather, reduction = small_plan().collectives[:2]
     layers = [replace(gather, reason=f"params/{i}/w data=S(0) -> data=B, needed by mul") for i in (0, 1)]
-    assert [(c.reason, n) for c, n in collective_rows([layers[0], reduction])] == [
+    assert [(c.reason, n) for c, n, _ in collective_rows([layers[0], reduction])] == [
         (layers[0].reason, 1),
         (reduction.reason, 1),
     ]
-    assert collective_rows(layers) == [(replace(gather, reason="params/*/w data=S(0) -> data=B, needed by mul"), 2)]
+    (row,) = collective_rows(layers, [0.25, 0.5])
+    assert row == (replace(gather, reason="params/*/w data=S(0) -> data=B, needed by mul"), 2, 0.75)
 
 
 def test_one_of_several_results_is_named_by_its_type():

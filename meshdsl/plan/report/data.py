@@ -118,7 +118,7 @@ def _ranks(timing: ScheduleTiming) -> list[list[list[Any]]]:
 
 
 def _collectives(plan: PlanData) -> Iterator[Facts]:
-    for c, number in collective_rows(plan.collectives):
+    for c, number, exposed in collective_rows(plan.collectives, plan.exposed):
         runs = c.trips * number
         yield {
             "kind": c.kind,
@@ -132,6 +132,7 @@ def _collectives(plan: PlanData) -> Iterator[Facts]:
             "runs": runs,
             "bytes": runs * c.bytes,
             "seconds": runs * c.seconds,
+            "exposed": exposed,
         }
 
 

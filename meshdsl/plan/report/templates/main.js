@@ -12,6 +12,7 @@ function showCollectives(place) {
       { label: "collective", key: (c) => c.kind, cell: (c) => kindText(c.kind) },
       { label: "axes", key: (c) => c.axes, cell: (c) => c.axes },
       { ...column("time", "seconds", secondsText), start: true },
+      ...(data.collectives.some((c) => c.exposed === null) ? [] : [column("exposed", "exposed", secondsText)]),
       column("bytes", "bytes", bytesText),
       column("runs", "runs", (n, c) => `${c.estimated ? "~" : ""}${n.toLocaleString("en")}`),
       column("bytes each", "each", bytesText),
