@@ -26,8 +26,10 @@ class Overlap:
       ArgumentError: lists all arguments that are not of these kinds.
 
     Example:
-      >>> md.parallelize(step, "data=8", md.fsdp(), overlap=md.Overlap("prefetch", loops="*")).plan(params, batch).bytes
-      1036
+      >>> overlap = md.Overlap("prefetch", loops="*")
+      >>> plan = md.parallelize(step, "data=8", md.fsdp(), overlap=overlap).plan(params, batch)
+      >>> overlap.loops, len(plan.prefetched)
+      (('*',), 0)
     """
 
     mode: str = "full"
@@ -48,6 +50,10 @@ class Overlap:
         if rows:
             raise ArgumentError(faults("invalid arguments of Overlap:", rows))
         object.__setattr__(self, "loops", loops)
+
+    def __bool__(self) -> bool:
+        """Whether anything is hidden."""
+        return self.mode != "off"
 
     @property
     def simulates(self) -> bool:

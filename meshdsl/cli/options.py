@@ -49,5 +49,8 @@ Chunks = Annotated[int | None, typer.Option("--chunks", help="chunks of layers p
 Recompute = Annotated[
     str | None, typer.Option("--recompute", help="activations to recompute in the backward pass: stage or none")
 ]
+OverlapWord = Annotated[
+    str | None, typer.Option("--overlap", help="hide communication: off, prefetch or full; default: the program's")
+]
 SavePlan = Annotated[Path | None, typer.Option("--save", help="write the plan to this file")]
 AsJSON = Annotated[bool, typer.Option("--json", help="print JSON")]

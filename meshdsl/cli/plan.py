@@ -1,7 +1,7 @@
 """``meshdsl plan``, ``diff``, ``check``, ``explain`` and ``verify``: what a program communicates, before it runs."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from meshdsl.cli.options import (
     MeshText,
     Microbatches,
     OptionalProgram,
+    OverlapWord,
     ProgramName,
     Recompute,
     RulesText,
@@ -45,6 +46,7 @@ def plan(
     schedule: ScheduleName = None,
     chunks: Chunks = None,
     recompute: Recompute = None,
+    overlap: OverlapWord = None,
     save: SavePlan = None,
     html: Annotated[Path | None, typer.Option(help="write the plan as an HTML page to this file")] = None,
     as_json: AsJSON = False,
@@ -53,6 +55,7 @@ def plan(
     check_writable(save, html)
     over = load_mesh(mesh, topology)
     loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
+    loaded = loaded if overlap is None else replace(loaded, overlap=overlap)
     found = _plan(program, loaded, over, rules, memory)
     if save is not None:
         found.save(save)
