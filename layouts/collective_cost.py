@@ -19,6 +19,7 @@ from meshdsl.layouts.placement import P, Placement, Split
 from meshdsl.layouts.topology import KINDS, Link
 
 COLLECTIVES = KINDS
+BUCKETED = ("all-gather", "all-reduce", "reduce-scatter")  # several of one kind can be sent as one
 LOCAL = ("slice", "pad", "keep-first")
 
 

@@ -2,8 +2,8 @@
 
 Every device interprets the graph on its blocks. A value is stored once per layout in which it is used: an operand that
 is needed in another layout than its producer's is resharded on first use, along the plan's resharding tree, and stored
-for later uses. So the compiled program contains exactly the planned collectives, each under a name like
-``all-gather(model) float32``.
+for later uses; with the first step of a bucket, all of its steps are sent. So the compiled program contains exactly the
+planned collectives, each under a name like ``all-gather(model) float32``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +17,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from meshdsl.ir.graph import Leaf, Literal, Op, TracedProgram, Value
-from meshdsl.ir.solution import Solution
+from meshdsl.ir.solution import Bucket, Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
+from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.lowering.interpreter import Arrays, run_graph
 from meshdsl.lowering.keep_collectives import (
     RepeatedCollectives,
@@ -30,7 +31,7 @@ from meshdsl.lowering.keep_collectives import (
     tie_to_iteration,
     varying,
 )
-from meshdsl.lowering.local.collectives import apply_move, move_scope
+from meshdsl.lowering.local.collectives import apply_bucket, apply_move, move_scope
 from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.pipelined_scan import BlockTarget, pipelined_scan
 from meshdsl.lowering.shardings import input_layouts, output_layouts, partition_spec
@@ -54,6 +55,8 @@ class LocalTarget(BlockTarget):
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
         self.constants: set[int] = set()
+        self.values: dict[int, Value] = {}
+        self.buckets = {step: bucket for bucket in solution.buckets for step in bucket.steps}
 
     def inner(self) -> "LocalTarget":
         """An empty environment under the same solution."""
@@ -76,6 +79,7 @@ class LocalTarget(BlockTarget):
     def store(self, value: Value, layout: Layout, block: jax.Array) -> None:
         """Stores a block in any layout."""
         self.blocks[value.id, layout] = block
+        self.values[value.id] = value
 
     def opaque(self, arrays: Arrays) -> Arrays:
         """Copies of a number of their own."""
@@ -121,21 +125,40 @@ class LocalTarget(BlockTarget):
         """Returns the block in a layout; it is resharded if it is not stored yet."""
         key = value.id, layout
         if key not in self.blocks:
-            self.blocks[key] = self._moved(value, layout)
+            if bucket := self.buckets.get(key):
+                self._send(bucket)
+            else:
+                self.blocks[key] = self._moved(value, layout)
         return self.blocks[key]
+
+    def _send(self, bucket: Bucket) -> None:
+        """Runs all reshard steps of a bucket as one collective, and stores their results."""
+        moves = [self._move(value, layout) for value, layout in bucket.steps]
+        values = [self.values[value] for value, _ in bucket.steps]
+        sources = [self._source(value, move) for value, move in zip(values, moves, strict=True)]
+        with jax.named_scope(move_scope(moves[0], values[0].dtype)):
+            self.blocks |= zip(bucket.steps, apply_bucket(sources, moves, self.sizes), strict=True)
+
+    def _move(self, value: int, layout: Layout) -> ReshardStep:
+        return next(move for move in self.solution.trees[value] if move.after == layout)
 
     def _moved(self, value: Value, layout: Layout) -> jax.Array:
         if _empty(value):  # XLA has no collectives of nothing
             return jnp.zeros(layout.local_shape(value.shape, self.sizes), value.dtype)
-        move = next(move for move in self.solution.trees[value.id] if move.after == layout)
+        move = self._move(value.id, layout)
+        source = self._source(value, move)
+        with jax.named_scope(move_scope(move, value.dtype)):
+            return apply_move(source, move, self.sizes)
+
+    def _source(self, value: Value, move: ReshardStep) -> jax.Array:
+        """The block that a reshard step starts from; the compiler can neither work it out nor identify it."""
         source = self.block(value, move.before)
         if self._is_constant(value) and move.bytes:
             source = lax.optimization_barrier(source)
-        if (value.id, layout) in self.repeats.moves:
+        if (value.id, move.after) in self.repeats.moves:
             axis = move.axes[0]
-            source = opaque_copy(source, self.repeats.moves[value.id, layout], axis, self.sizes[axis])
-        with jax.named_scope(move_scope(move, value.dtype)):
-            return apply_move(source, move, self.sizes)
+            source = opaque_copy(source, self.repeats.moves[value.id, move.after], axis, self.sizes[axis])
+        return source
 
 
 def lower_program(program: TracedProgram, solution: Solution) -> Callable[..., Arrays]:

@@ -55,6 +55,51 @@ def apply_move(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     return _as_numbers(x, lambda numbers: LOCAL_MOVES[move.kind](numbers, move, sizes), move.kind in COLLECTIVES)
 
 
+def apply_bucket(xs: Sequence[jax.Array], moves: Sequence[ReshardStep], sizes: Sizes) -> list[jax.Array]:
+    """Returns this device's blocks after reshard steps of one kind, axes and reduction, sent as one collective.
+
+    The blocks are put together as one row each, or as one row per receiver where the result is scattered, so every
+    element is sent, and summed in the same order, as by a collective of its own.
+
+    Args:
+      xs: this device's blocks, of one dtype.
+      moves: an all-gather, all-reduce or reduce-scatter for each.
+    """
+    kind, axes, k = moves[0].kind, moves[0].axes, _devices(moves[0], sizes)
+    if kind == "reduce-scatter":
+        dims = [_dim(move.target) for move in moves]
+        blocks = [jnp.moveaxis(_in_blocks(x, dim, k), dim, 0) for x, dim in zip(xs, dims, strict=True)]
+        shapes = [block.shape[1:] for block in blocks]
+        sent = jnp.concatenate([block.reshape(k, -1) for block in blocks], axis=1)
+        return _cut(lax.psum_scatter(sent, axes, scatter_dimension=0), shapes)
+    row = jnp.concatenate([x.ravel() for x in xs])
+    if kind == "all-reduce":
+        return _cut(LOCAL_MOVES[kind](row, moves[0], sizes), [x.shape for x in xs])
+    parts = _cut(lax.all_gather(row, axes), [x.shape for x in xs])
+    return [_joined(part, _dim(move.source)) for part, move in zip(parts, moves, strict=True)]
+
+
+def _in_blocks(x: jax.Array, dim: int, k: int) -> jax.Array:
+    """Returns ``x`` with ``dim`` as two dims, of which the first counts ``k`` blocks."""
+    return x.reshape(*x.shape[:dim], k, x.shape[dim] // k, *x.shape[dim + 1 :])
+
+
+def _joined(parts: jax.Array, dim: int) -> jax.Array:
+    """Returns the blocks that the first dim counts, concatenated along ``dim`` of theirs."""
+    blocks = jnp.moveaxis(parts, 0, dim)
+    return blocks.reshape(*blocks.shape[:dim], -1, *blocks.shape[dim + 2 :])
+
+
+def _cut(rows: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    """Returns the last dim of ``rows`` cut into arrays of these shapes, one after the other."""
+    ends = np.cumsum([prod(shape) for shape in shapes]).tolist()
+    begins = [0, *ends[:-1]]
+    return [
+        rows[..., begin:end].reshape(*rows.shape[:-1], *shape)
+        for begin, end, shape in zip(begins, ends, shapes, strict=True)
+    ]
+
+
 def _as_numbers(x: jax.Array, moved: Callable[[jax.Array], jax.Array], sent: bool = True) -> jax.Array:
     """Returns what ``moved`` makes of ``x``, given as numbers that it can move.
 

@@ -13,8 +13,10 @@ found, the plan of least serial time among them, the one with the shortest simul
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import floor, log2
 
+from meshdsl.api.buckets import BucketedPlan
 from meshdsl.errors import MemoryLimitError
 from meshdsl.ir.graph import LOOPS, Graph, Op, TracedProgram, Value
 from meshdsl.ir.loops import PortRole, loop_ports
@@ -35,10 +37,16 @@ IMPROVEMENT = 1 - 1e-9  # a plan is better if its simulated step is shorter by t
 # ---- Search over prices ----------------------------------------------------------------------------------------------
 
 
-def plan_with_overlap(found: SearchResult) -> tuple[SearchResult, str]:
-    """Return the plan with the shortest simulated step, of those tried and ``found`` itself, and a note for it."""
-    serial = _simulated(found, found.unproved_solution())
-    best, least = found, serial
+def plan_with_overlap(found: SearchResult, planned: BucketedPlan) -> BucketedPlan:
+    """Return the plan with the shortest simulated step, of those tried and that of least serial time.
+
+    Args:
+      found: the search for a plan of least serial time.
+      planned: the plan of least serial time, with its buckets.
+    """
+    best, plain = found, found.unproved_solution()
+    least = _simulated(found, plain)
+    serial = _simulated(found, planned.solution) if planned.solution.buckets else least
     for _ in range(ROUNDS):
         start = best
         for price in PRICES:
@@ -49,10 +57,13 @@ def plan_with_overlap(found: SearchResult) -> tuple[SearchResult, str]:
                 best, least = trial, seconds
         if best is start:
             break
-    if best is found:
-        return best, "chosen by simulated time with overlap: the plan of least serial time is also the fastest found"
-    text = f"chosen by simulated time with overlap, {seconds_text(least)}; the plan of least serial time takes"
-    return best, f"{text} {seconds_text(serial)}"
+    choices = [planned.solution, *([best.unproved_solution(), best.bucketed_solution()] if best is not found else [])]
+    chosen = min(choices, key=lambda each: _simulated(found, each))
+    if chosen is planned.solution or _simulated(found, chosen) >= serial * IMPROVEMENT:
+        text = "chosen by simulated time with overlap: the plan of least serial time is also the fastest found"
+        return replace(planned, notes=(text,))
+    text = f"chosen by simulated time with overlap, {seconds_text(_simulated(found, chosen))}; the plan of least serial"
+    return replace(planned, solution=chosen, apart=best, notes=(f"{text} time takes {seconds_text(serial)}",))
 
 
 def _search_at_price(start: SearchResult, price: float) -> SearchResult | None:

@@ -21,6 +21,7 @@ that was not, and why.
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from meshdsl.api.buckets import plan_with_buckets
 from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
 from meshdsl.errors import MemoryLimitError
@@ -180,12 +181,13 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
     found = best.outcome
     if isinstance(found, MemoryLimitError):
         raise found
+    planned = plan_with_buckets(found)
     if overlap.simulates:
-        found, note = plan_with_overlap(found)
-        notes = [*notes, note]
-    found, solution = plan_with_prefetch(found, best.program, overlap.globs, best.pins.donated)
-    program = replace(best.program, notes=notes)
-    bound = start(found.certify)
+        planned = plan_with_overlap(found, planned)
+    _, ahead = plan_with_prefetch(planned.apart, best.program, overlap.globs, best.pins.donated)
+    solution = ahead if ahead.prefetch else planned.solution  # a loop sends what it sends ahead by itself
+    program = replace(best.program, notes=[*notes, *planned.notes])
+    bound = start(planned.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
     solution = replace(solution, lower_bound=bound.result())
     plan = replace(plan, padded=tuple(best.sizes.items()), regions=best.regions, solution=solution)

@@ -44,6 +44,28 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
+class Bucket:
+    """Reshard steps of several values that are sent as one collective.
+
+    Args:
+      steps: per step, the value id and the layout that it leads to, in program order.
+      before: id of the operation in front of which the bucket is sent: the first one that needs a result.
+      kind, axes: of every step.
+      bytes: what one device sends.
+      seconds: predicted, with those of putting the blocks together and cutting the results.
+      workspace: bytes of these copies.
+    """
+
+    steps: tuple[tuple[int, Layout], ...]
+    before: int
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    seconds: float
+    workspace: int
+
+
+@dataclass(frozen=True)
 class Solution:
     """A layout or signature for every value and operation, with cost, bound and memory.
 
@@ -62,6 +84,7 @@ class Solution:
       held: the live buffers there as (value id, bytes), largest first.
       notes: remarks for the reader of the plan.
       prefetch: per op id of a scan, what it sends ahead and behind; other loops send where they need it.
+      buckets: reshard steps that are sent as one; no step is in two.
     """
 
     mesh: Mesh
@@ -76,6 +99,7 @@ class Solution:
     held: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = field(default=())
     prefetch: Mapping[int, Prefetch] = field(default_factory=dict)
+    buckets: tuple[Bucket, ...] = field(default=())
 
     def exchanging(self, op: int) -> tuple[str, ...]:
         """Returns the mesh axes over which the local program of an operation exchanges data."""

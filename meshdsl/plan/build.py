@@ -4,15 +4,16 @@ Fingerprint and timing are computed only when they are first used. Notes tell th
 operations without a rule, and partial sums that are rounded before their reduction because the step asks for it.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
 
 from meshdsl.ir.graph import LOOPS, Graph, Leaf, Op, TracedProgram, Value
 from meshdsl.ir.index import graph_index, ops_named
-from meshdsl.ir.solution import Pins, Solution
+from meshdsl.ir.solution import Bucket, Pins, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
@@ -115,11 +116,26 @@ def _collectives(program: TracedProgram, solution: Solution, reasons: Reasons) -
 
 
 def _of_reshards(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective, Sent]]:
+    bucket_of = {step: bucket for bucket in solution.buckets for step in bucket.steps}
+    parts = defaultdict[Bucket, list[Collective]](list)
     for value, graph in reasons.resharded():
         for step in solution.trees[value.id]:
             if step.kind in COLLECTIVES:
                 consumer, owner, reason = reasons.explain(value, step)
-                yield consumer, _collective(step, value, graph, owner, reason, reasons), (value.id, step.after)
+                found, sent = _collective(step, value, graph, owner, reason, reasons), (value.id, step.after)
+                if bucket := bucket_of.get(sent):
+                    parts[bucket].append(found)
+                else:
+                    yield consumer, found, sent
+    ops = {op.id: op for _, op in reasons.index.ops} if parts else {}
+    yield from ((ops[bucket.before], _bucket(bucket, found), bucket.steps[0]) for bucket, found in parts.items())
+
+
+def _bucket(bucket: Bucket, parts: Sequence[Collective]) -> Collective:
+    """The one collective that is sent for several."""
+    first = parts[0]
+    reason = f"{len(parts)} sent as one: {first.reason}, and {len(parts) - 1} more"
+    return replace(first, bytes=bucket.bytes, seconds=bucket.seconds, reason=reason, parts=tuple(parts))
 
 
 def _of_local_programs(

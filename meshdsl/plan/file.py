@@ -22,7 +22,7 @@ Whether it is a plan of the program at hand is another question, which ``meshdsl
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from hashlib import sha256
 from os import PathLike, getpid
 from pathlib import Path
@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshdsl.errors import MeshDSLError, NotationError, PlanFileError, faults, first_line, is_a, nearest, shortened
-from meshdsl.ir.solution import Prefetch, Solution
+from meshdsl.ir.solution import Bucket, Prefetch, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.layout import Layout
@@ -82,6 +82,16 @@ class StepRecord(msgspec.Struct, array_like=True, frozen=True):
     seconds: float
 
 
+class BucketRecord(msgspec.Struct, array_like=True, frozen=True):
+    """Reshard steps that are sent as one collective: the fields of ``Bucket``, its steps by position in ``moves``."""
+
+    moves: tuple[int, ...]
+    before: int
+    bytes: int
+    seconds: float
+    workspace: int
+
+
 class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of the file, in their order.
 
@@ -94,6 +104,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       uses: (operation id, operand index, position of the layout in which it is used).
       moves: reshard steps, in an order in which each starts from a layout that is available.
       prefetch: (operation id of a scan, inputs of its body sent ahead, results of its body sent behind).
+      buckets: reshard steps that are sent as one.
+      parts: per collective that is a bucket, its position and the collectives that are sent as this one.
       seals: per field, the beginning of its SHA-256: a number that was edited by hand is not what the planner
         predicted, and nothing else in the file could tell.
     """
@@ -134,6 +146,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exposed: tuple[float, ...] = ()
     prefetched: tuple[PrefetchedLoop, ...] = ()
     prefetch: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] = ()
+    buckets: tuple[BucketRecord, ...] = ()
+    parts: tuple[tuple[int, tuple[Collective, ...]], ...] = ()
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -227,13 +241,29 @@ def _content(plan: PlanData) -> dict[str, Any]:
         for m in tree
     ]
     given["prefetch"] = tuple((op, each.ahead, each.behind) for op, each in sorted(s.prefetch.items()))
+    given["collectives"] = [_without_parts(c) for c in plan.collectives]
+    given["parts"] = [(i, list(map(_without_parts, c.parts))) for i, c in enumerate(plan.collectives) if c.parts]
+    given["buckets"] = list(_bucket_records(s))
     given["layouts"] = list(layouts)
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
-    lacking["exposed"] = not plan.exposed
+    lacking |= {"exposed": not plan.exposed, "buckets": not s.buckets, "parts": not given["parts"]}
     lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
+
+
+def _without_parts(c: Collective) -> dict[str, Any]:
+    """The fields of a collective but its parts, which stand by themselves."""
+    return {field.name: getattr(c, field.name) for field in fields(c) if field.name != "parts"}
+
+
+def _bucket_records(s: Solution) -> Iterator[BucketRecord]:
+    order = ((value, step.after) for value, tree in sorted(s.trees.items()) for step in tree)
+    position = {step: i for i, step in enumerate(order)} if s.buckets else {}
+    for bucket in s.buckets:
+        moves = tuple(position[step] for step in bucket.steps)
+        yield BucketRecord(moves, bucket.before, bucket.bytes, bucket.seconds, bucket.workspace)
 
 
 def _lines(value: Any) -> str:
@@ -271,8 +301,10 @@ def read_plan(path: str | PathLike[str]) -> PlanData:
     if rows:
         raise PlanFileError(faults(f"{str(file)!r} is a damaged plan file:", shortened(rows), _REMEDY))
     plain = {field.name for field in fields(PlanData)} & {*PlanFile.__struct_fields__}
+    given, parts = {name: getattr(record, name) for name in plain}, dict(record.parts)
+    given["collectives"] = tuple(replace(c, parts=parts.get(i, ())) for i, c in enumerate(record.collectives))
     return PlanData(
-        **{name: getattr(record, name) for name in plain},
+        **given,
         identity=Lazy.known(record.fingerprint),
         solution=_solution(record),
         timing=Lazy.known(Timing(record.spans, record.simulated_seconds, record.utilization, record.exposed)),
@@ -318,8 +350,15 @@ def _solution(f: PlanFile) -> Solution:
         uses={(op, i): f.layouts[at] for op, i, at in f.uses},
         trees={value: tuple(tree) for value, tree in trees.items()},
         prefetch={op: Prefetch(ahead, behind) for op, ahead, behind in f.prefetch},
+        buckets=tuple(_bucket(record, f) for record in f.buckets),
         **{attribute: getattr(f, name) for name, attribute in OF_SOLUTION.items()},
     )
+
+
+def _bucket(record: BucketRecord, f: PlanFile) -> Bucket:
+    first, *_ = moves = [f.moves[i] for i in record.moves]
+    steps = tuple((m.value, f.layouts[m.after]) for m in moves)
+    return Bucket(steps, record.before, first.kind, first.axes, record.bytes, record.seconds, record.workspace)
 
 
 # ---- Faults: the tables ----------------------------------------------------------------------------------------------
@@ -400,6 +439,14 @@ def _reference_faults(f: PlanFile) -> Iterator[str]:
         yield from (*layout("moves", i, move.before), *layout("moves", i, move.after))
         if move.value not in values:
             yield f"moves[{i}]: no value {move.value}"
+    for i, bucket in enumerate(f.buckets):
+        yield from (f"buckets[{i}]: no move {at}" for at in bucket.moves if not 0 <= at < len(f.moves))
+        if bucket.before not in {op for op, _, _ in f.uses}:
+            yield f"buckets[{i}]: no operation {bucket.before} that uses a value"
+    known = range(len(f.collectives))
+    yield from (f"parts[{i}]: no collective {at}" for i, (at, _) in enumerate(f.parts) if at not in known)
+    yield from _duplicates("buckets", "reshard step", [at for bucket in f.buckets for at in bucket.moves])
+    yield from _duplicates("parts", "collective", [at for at, _ in f.parts])
     yield from (f"spans[{i}]: no line {s.line}" for i, s in enumerate(f.spans) if not 0 <= s.line < len(f.lines))
     yield from _duplicates("ops", "operation", [op for op, _ in f.ops])
     yield from _duplicates("values", "value", [value for value, _ in f.values])
@@ -480,13 +527,20 @@ def _collective_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     listed: dict[Sent, list[int]] = {}
     for i, c in enumerate(f.collectives):
         listed.setdefault((c.kind, c.axes, c.bytes), []).append(i)
-    for i, m in enumerate(f.moves):
-        if m.kind in COLLECTIVES:
-            sent = (m.kind, m.axes, m.bytes)
-            if listed.get(sent):
-                listed[sent].pop()
-            else:
-                yield f"collectives: missing for moves[{i}], {_sent_text(sent)}"
+    together = {at for bucket in f.buckets for at in bucket.moves}
+    sends = [(f"moves[{i}]", (m.kind, m.axes, m.bytes)) for i, m in enumerate(f.moves) if i not in together]
+    for i, bucket in enumerate(f.buckets):
+        kinds = {(f.moves[at].kind, f.moves[at].axes) for at in bucket.moves}
+        if len(kinds) != 1:
+            yield f"buckets[{i}]: reshard steps of {len(kinds)} kinds or axes are sent as one"
+        sends += [(f"buckets[{i}]", (*kind, bucket.bytes)) for kind in kinds]
+    for name, sent in sends:
+        if sent[0] in COLLECTIVES and listed.get(sent):
+            listed[sent].pop()
+        elif sent[0] in COLLECTIVES:
+            yield f"collectives: missing for {name}, {_sent_text(sent)}"
+    if (inside := sum(len(parts) for _, parts in f.parts)) != len(together):
+        yield f"parts: {inside} collectives, of {len(together)} that are sent in buckets"
     if not any(signature.collectives for signature in f.signatures):
         rest = ((i, sent) for sent, positions in listed.items() for i in positions)
         yield from (f"collectives[{i}]: no reshard step sends {_sent_text(sent)}" for i, sent in rest)

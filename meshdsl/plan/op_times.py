@@ -174,7 +174,7 @@ def make_spans(
       times: seconds of operations under the solution.
     """
     s, graph = solution, reasons.program.graph
-    placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees)
+    placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees, s.buckets)
     memory = Liveness(placed, donated, pipelined_loops(graph, s)).bytes_by_op()
     heads: list[_SpanHead] = []
     sums: list[tuple[int, float, int, int]] = []  # the other fields of each span

@@ -92,7 +92,7 @@ def saved_seconds(program: TracedProgram, solution: Solution) -> float:
 
 def peak_of(program: TracedProgram, s: Solution, donated: frozenset[int]) -> Peak:
     """Returns the peak memory of a program under a solution."""
-    placed = copy_timeline(program.graph, s.mesh, s.layouts, s.uses, s.trees)
+    placed = copy_timeline(program.graph, s.mesh, s.layouts, s.uses, s.trees, s.buckets)
     return Liveness(placed, donated, pipelined_loops(program.graph, s)).peak()
 
 

@@ -39,7 +39,7 @@ from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, TracedProgram, Value, wa
 from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports, split_operands
 from meshdsl.ir.prefetch import PipelinedLoop
 from meshdsl.ir.rewrite import values
-from meshdsl.ir.solution import Prefetch, Solution
+from meshdsl.ir.solution import Bucket, Prefetch, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES, slowest_link
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.reshard import ReshardStep
@@ -53,7 +53,8 @@ MAX_ITERATIONS = 128  # groups of iterations into which the iterations of anothe
 
 
 NOTHING: Mapping[Any, int] = {}
-Sent = tuple[int, Layout | int]  # a value and the layout it is resharded to, or an operation and which of its exchanges
+# a value and the layout it is resharded to (the first one of a bucket), or an operation and which of its exchanges
+Sent = tuple[int, Layout | int]
 
 
 def simulated_seconds(program: TracedProgram, solution: Solution, times: OpTimes) -> float:
@@ -279,6 +280,7 @@ class _TaskBuilder:
         self._stacks = stacks(program.graph) if self.across_loops else set()
         self.divides = self.pieces > 1 or bool(self._stacks)
         self._fragments: dict[int, TaskFragment] = {}
+        self.buckets = {step: bucket for bucket in solution.buckets for step in bucket.steps}
 
     def fragment(self, graph: Graph) -> TaskFragment:
         """The fragment of a graph, built once."""
@@ -320,6 +322,7 @@ class _FragmentBuilder:
         self.resharded: dict[tuple[int, Layout], Slices] = {}
         self.barrier = frozenset[int]()
         self.begun = 0
+        self.values = {v.id: v for v in (*graph.inputs, *(v for op in graph.ops for v in op.outputs))}
         for k, value in enumerate(graph.inputs):
             count = builder.slice_count(value)
             refs = range(1, count + 1) if count > 1 else (0,)
@@ -356,9 +359,25 @@ class _FragmentBuilder:
         if layout is own or layout == own:
             return self.own[value.id]
         if (value.id, layout) not in self.resharded:
-            step = next((m for m in self.solution.trees.get(value.id, ()) if m.after == layout), None)
-            self.resharded[value.id, layout] = self.own[value.id] if step is None else self._reshard(value, step)
+            if bucket := self.builder.buckets.get((value.id, layout)):
+                self._send(bucket)
+            else:
+                step = self._step(value.id, layout)
+                self.resharded[value.id, layout] = self.own[value.id] if step is None else self._reshard(value, step)
         return self.resharded[value.id, layout]
+
+    def _step(self, value: int, layout: Layout) -> ReshardStep | None:
+        return next((m for m in self.solution.trees.get(value, ()) if m.after == layout), None)
+
+    def _send(self, bucket: Bucket) -> None:
+        """A bucket: it waits for all that it sends, and all that it sends for it."""
+        steps = [self._step(value, layout) for value, layout in bucket.steps]
+        sources = [
+            self._in_layout(self.values[v], m.before) for (v, _), m in zip(bucket.steps, steps, strict=True) if m
+        ]
+        stream = self.builder.stream(bucket.axes)
+        sent = self._sent(bucket.kind, stream, bucket.seconds, sources, 1, bucket.steps[0])
+        self.resharded |= dict.fromkeys(bucket.steps, sent)
 
     def _reshard(self, value: Value, step: ReshardStep) -> Slices:
         """A reshard step, slice by slice or piece by piece."""

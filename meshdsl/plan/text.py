@@ -241,7 +241,8 @@ def _collectives(plan: PlanData) -> Iterator[str]:
         return
     exposed = ["exposed"] if plan.exposed else []
     header = ("collective", "axes", "", "bytes", "trips", "time", *exposed, "phase", "source", "reason")
-    yield from table([header, *(_row(*row) for row in collective_rows(plan.collectives, plan.exposed))])
+    rows = (row for each in collective_rows(plan.collectives, plan.exposed) for row in _rows(*each))
+    yield from table([header, *rows])
 
 
 def _loops(plan: PlanData) -> Iterator[str]:
@@ -285,7 +286,7 @@ def collective_rows(
     """
     found: dict[tuple[object, ...], list[int]] = {}
     for i, c in enumerate(collectives):
-        key = (c.kind, c.axes, c.bytes, c.trips, c.estimated, c.phase, c.source, pattern(c.reason), c.seconds)
+        key = (c.kind, c.axes, c.bytes, c.trips, c.estimated, c.phase, c.source, pattern(c.reason), c.seconds, c.parts)
         found.setdefault(key, []).append(i)
     return [
         (
@@ -295,6 +296,14 @@ def collective_rows(
         )
         for row in found.values()
     ]
+
+
+def _rows(c: Collective, n: int, exposed: float | None) -> Iterator[Sequence[str]]:
+    """A collective, and below it what is sent in it, which has no time of its own."""
+    yield _row(c, n, exposed)
+    for part, count, _ in collective_rows(c.parts):
+        _, axes, times, size, trips, _, *rest = _row(part, count, None)
+        yield ("  of it", axes, times, size, trips, "", *([] if exposed is None else [""]), *rest)
 
 
 def _row(c: Collective, n: int, exposed: float | None) -> Sequence[str]:

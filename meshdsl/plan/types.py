@@ -78,6 +78,7 @@ class Collective:
       value: name of the value that is resharded.
       shape: global shape of that value.
       dtype: dtype of that value.
+      parts: of a bucket, the collectives that are sent as this one; value and shape are those of the first.
     """
 
     kind: str
@@ -92,6 +93,7 @@ class Collective:
     value: str
     shape: tuple[int, ...]
     dtype: str
+    parts: tuple["Collective", ...] = ()
 
 
 class PrefetchedLoop(NamedTuple):
@@ -315,7 +317,11 @@ class PlanData:
 
     @property
     def lower_bound(self) -> float:
-        """Seconds that no plan of this program under these pins can be below."""
+        """Seconds that no plan of this program under these pins can be below.
+
+        Plans with buckets are among them where buckets matter (``meshdsl.api.buckets``); elsewhere, every collective is
+        sent by itself.
+        """
         return self.solution.lower_bound
 
     @property

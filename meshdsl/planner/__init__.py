@@ -24,12 +24,14 @@ Stages (``solve``), each with its package:
                   by knapsack, neighbourhood search, branch and bound on small steps; for the
                   bound, the Lagrangian dual by cutting planes (Kelley 1960)
     7. tie-break  of equally cheap plans the one with the fewest distinct layouts                   search
+    8. buckets    small collectives that are sent as one, at the fewest points (Gavril 1972)       buckets
 
 Everything is deterministic: work is counted in table entries, with all limits in ``limits.SearchLimits``; a deadline
 only skips improvements. ``contest`` solves the instances of a published planning contest with the same ``mrf``.
 
-Entry point: ``solve(program, mesh, pins)``, whose result has the named follow-ups ``polish``, ``certify``, ``replan``
-and ``with_overlap``. Modules of this package: ``limits``, ``objective`` (cost of an assignment), ``solve``.
+Entry point: ``solve(program, mesh, pins)``, whose result has the named follow-ups ``polish``, ``certify``, ``replan``,
+``with_overlap``, ``bucketed_solution`` and ``with_shared_latency``. Modules of this package: ``limits``, ``objective``
+(cost of an assignment), ``buckets``, ``solve``.
 """
 
 from meshdsl.ir.solution import Pins, Solution

@@ -26,6 +26,13 @@ class SearchLimits:
     solve_variant_operations: int = 20_000  # operations; padding for several axes is tried on steps of fewer
     solve_replan_cost: float = 1e-2  # part of a plan's cost that refined pins may add for its bound to be good enough
 
+    # ---- buckets: small collectives that are sent as one -----------------------------------------------------------
+
+    buckets_least: int = 2  # collectives from which on a bucket is made
+    buckets_latencies: tuple[float, ...] = (0.0, 0.05, 0.25)  # parts of a latency that a collective pays in a search
+    buckets_postponed: int = 32  # reductions that are postponed one by one, where all together cost more
+    buckets_worth: float = 1e-3  # part of the step's seconds that all buckets must save
+
     # ---- costs: op tables and resharding costs -------------------------------------------------------------------
 
     costs_exact_targets: int = 6  # layouts that a value is resharded to, up to which its tree is exact

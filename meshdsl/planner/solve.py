@@ -8,24 +8,29 @@
 
 Each stage keeps its result: ``SearchResult`` holds the model, the plan without the limit, the plan within it with its
 peak, and the bounds that are still to be computed. It can also be planned again under other pins (``replan``), or with
-reshards that are cheaper because they overlap with compute (``with_overlap``), or within less memory (``within``).
+reshards that are cheaper because they overlap with compute (``with_overlap``) or are sent in buckets
+(``with_shared_latency``), or within less memory (``within``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from meshdsl.ir.graph import TracedProgram
-from meshdsl.ir.solution import Pins, Solution
+from meshdsl.ir.solution import Bucket, Pins, Solution
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.planner.costs.reshard_cost import OverlapWindow
+from meshdsl.planner.bounds.trivial import least_seconds
+from meshdsl.planner.buckets import find_buckets, least_latency, most_savings, with_buckets
+from meshdsl.planner.costs.reshard_cost import OverlapWindow, SharedLatency
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
-from meshdsl.planner.liveness.peak import Peak
+from meshdsl.planner.liveness.peak import Liveness, Peak
+from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.memory.dual import PendingBound, dual_bound, start_bound
 from meshdsl.planner.memory.fit import FitResult, MemoryFitter, Pricing, joint_networks
 from meshdsl.planner.objective import CostedPlan, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.problem.build import make_problem, repin, split_stacks
-from meshdsl.planner.problem.model import Model, is_refinement
+from meshdsl.planner.problem.model import Assignment, Model, is_refinement
+from meshdsl.planner.search.postpone import postpone_all_reductions, postpone_reductions
 from meshdsl.planner.search.search import (
     ROUNDING,
     evaluate_plan,
@@ -99,6 +104,11 @@ class SearchResult:
         """The memory limit, in bytes per device."""
         return self.fit.limit
 
+    @property
+    def is_small(self) -> bool:
+        """Whether rounds of improvement and proof are worth their time."""
+        return len(self.model.nodes) <= self.model.limits.solve_small_nodes
+
     def __repr__(self) -> str:
         free = f"{self.model.scale.seconds(self.fit.free.cost):.6g} s without limit"
         return f"SearchResult({self.seconds:.6g} s, {self.peak.bytes} of {self.limit:.0f} bytes; {free})"
@@ -153,10 +163,83 @@ class SearchResult:
         Raises:
           MemoryLimitError: if no plan within the limit is found.
         """
-        model, pins = self.model.with_overlap(windows), self.fitter.pins
+        model, pins = self.model.with_relief(windows), self.fitter.pins
         fitter = MemoryFitter(model, pins, joint_networks(model), is_replan=True)
         free = search(model, lambda _: False, fitter.networks, None, fitter.evaluator).plan
         rows = fitter.fit(free, self.limit, fitter.pricing(self.fit.pricing)).plan.rows
+        return self.at_rows(rows)
+
+    # ---- Buckets ----
+
+    @property
+    def may_use_buckets(self) -> bool:
+        """Whether buckets may matter: the plan waits for latencies of small collectives, or repeats work to avoid them.
+
+        A plan without buckets repeats no more work than it takes to send all collectives one by one. So where it could
+        save little by dividing all work evenly, buckets do not change how it is divided.
+        """
+        program, plain, limits = self.model.problem.program, self.unproved_solution(), self.model.limits
+        if program.pipeline or self.model.mesh.size == 1:
+            return False
+        latency, worth = least_latency(self.model.mesh), limits.buckets_worth * plain.seconds
+        nodes, _ = self.fitter.evaluator.breakdown(self.fit.plan.rows)
+        repeated = self.model.scale.seconds(float(nodes.sum())) - least_seconds(program, self.model.mesh)
+        saved = most_savings(program.graph, plain, limits.buckets_least)
+        return max(saved, repeated - latency if self.is_small else 0.0) > worth
+
+    def bucketed_solution(self) -> Solution:
+        """Returns the plan, with a lower bound of 0, and small collectives in buckets within the limit."""
+        plain, plan, limits = self.unproved_solution(), self.fit.plan, self.model.limits
+        late = [
+            each(self.model, self.fitter.evaluator, plan) for each in (postpone_reductions, postpone_all_reductions)
+        ]
+        plans = [self, *(self.at_rows(each.rows) for each in late if each is not plan)]
+        best = min(
+            (each._with_all_buckets() for each in plans), key=lambda each: (each.peak > self.limit, each.seconds)
+        )
+        return best if plain.seconds - best.seconds > limits.buckets_worth * plain.seconds else plain
+
+    def _with_all_buckets(self) -> Solution:
+        """Returns the plan with all buckets that fit the memory."""
+        start = self.unproved_solution()
+        found = find_buckets(self.model.problem.program.graph, start, self.model.limits.buckets_least)
+        best = self._with_buckets(start, found)
+        if best.peak > self.limit:  # buckets hold results from the moment they are sent
+            kept: list[Bucket] = []
+            for bucket in found:
+                if self._with_buckets(start, [*kept, bucket]).peak <= self.limit:
+                    kept.append(bucket)
+            best = self._with_buckets(start, kept)
+        return best
+
+    def _with_buckets(self, plain: Solution, buckets: Sequence[Bucket]) -> Solution:
+        if not buckets:
+            return plain
+        graph, s = self.model.problem.program.graph, plain
+        placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees, buckets)
+        peak = Liveness(placed, self.fitter.pins.donated).peak()
+        sent = with_buckets(plain, graph, buckets)
+        return replace(sent, peak=peak.bytes, peak_op=peak.op.id if peak.op else -1, held=peak.bytes_by_value())
+
+    def with_shared_latency(self, part: float) -> "SearchResult":
+        """Returns the search where collectives that may be sent in buckets pay only a part of their latency.
+
+        Its cost and bound are those at these prices: at a part of 0, no plan with buckets undercuts the
+        bound. ``at_rows`` gives its plan at true prices.
+
+        Raises:
+          MemoryLimitError: if no plan within the limit is found.
+        """
+        every = (v.id for v in self.model.problem.index.values)
+        model = self.model.with_relief(dict.fromkeys(every, SharedLatency(part)))
+        fitter = MemoryFitter(model, self.fitter.pins, joint_networks(model), is_replan=True)
+        known = None if self.is_small else self.fit.plan.rows
+        found = search(model, lambda _: self.is_small, fitter.networks, known, fitter.evaluator)
+        fit = fitter.fit(found.plan, self.limit, fitter.pricing(self.fit.pricing))
+        return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=Lazy(found.lower_bound)))
+
+    def at_rows(self, rows: Assignment) -> "SearchResult":
+        """Returns this search with another plan, perhaps of a search at other prices, in place of its own."""
         plan = evaluate_plan(self.model, self.fitter.evaluator, rows)
         return replace(self, fit=replace(self.fit, plan=plan), peak=self.fitter.peak(plan))
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import sent_itemsize
-from meshdsl.layouts.collective_cost import COLLECTIVES, step_price
+from meshdsl.layouts.collective_cost import BUCKETED, COLLECTIVES, step_price
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, Placement, Split
@@ -54,6 +54,8 @@ class ReshardGraph:
       tie: [steps], tie-breaking cost.
       partial: [steps], whether it makes the tensor partial.
       is_collective: [steps], whether it communicates.
+      in_bucket: [steps], whether it may be sent in a bucket.
+      inner: [steps], how often it copies the larger one of its two blocks, which is one of an inner dim, in any case.
     """
 
     source: Ids
@@ -63,6 +65,8 @@ class ReshardGraph:
     tie: Costs
     partial: _Mask
     is_collective: _Mask
+    in_bucket: _Mask
+    inner: Costs
 
 
 class EdgeArrays:
@@ -103,7 +107,15 @@ class EdgeArrays:
 
     def _all_steps(self) -> Iterator[tuple[NDArray[np.generic], ...]]:
         none = np.zeros((0, 2))
-        yield np.zeros(0, np.intp), np.zeros(0, np.intp), none, none, np.zeros(0), *[np.zeros(0, np.bool_)] * 2
+        yield (
+            np.zeros(0, np.intp),
+            np.zeros(0, np.intp),
+            none,
+            none,
+            np.zeros(0),
+            *[np.zeros(0, np.bool_)] * 3,
+            np.zeros(0),
+        )
         parallel = [axis for axis, size in enumerate(self.mesh.sizes) if size > 1]
         for axes in chain.from_iterable(combinations(parallel, size) for size in range(1, len(parallel) + 1)):
             for source in range(self.rank + 1 + len(self.space.reductions)):
@@ -166,7 +178,9 @@ class EdgeArrays:
             per_byte / sizes.prod(axis=1)[:, None],
             (COLLECTIVE_TIE if is_collective else MOVE_TIE) * count,
         )
-        return here, to, *price, np.full(len(here), kind in ("pad", "keep-first")), np.full(len(here), is_collective)
+        facts = kind in ("pad", "keep-first"), is_collective, kind in BUCKETED
+        inner = float(sum(isinstance(end, Split) and end.dim != 0 for end in (source, target)))
+        return here, to, *price, *(np.full(len(here), fact) for fact in (*facts, inner))
 
 
 def _kind(source: Placement, target: Placement) -> str:
@@ -225,6 +239,26 @@ class OverlapWindow:
         return np.asarray(seconds - inside + self.price * inside)
 
 
+@dataclass(frozen=True)
+class SharedLatency:
+    """Collectives that are sent in buckets (``planner.buckets``), where that is cheaper than by themselves.
+
+    Args:
+      part: of the latency that each of them pays.
+    """
+
+    part: float
+
+    def fixed(self, steps: "ReshardGraph", copied: Costs) -> Costs:
+        """Returns [steps, algorithms], the seconds that do not depend on the bytes sent.
+
+        Args:
+          copied: [steps], seconds of putting blocks together and cutting results, at least.
+        """
+        together = self.part * steps.fixed + copied[:, None]
+        return np.where(steps.in_bucket[:, None], np.minimum(steps.fixed, together), steps.fixed)
+
+
 class ReshardCosts:
     """Reshard costs between the layouts of tensors of one shape; layouts are indices in ``layout_graph``.
 
@@ -234,7 +268,7 @@ class ReshardCosts:
       scale: of costs.
       communicates: whether collectives are allowed, or only local steps.
       always_split: axes that split the tensor in every layout.
-      overlap: compute that hides collectives; None if they are exposed.
+      relief: compute that hides collectives, or others with which they share a latency; None for neither.
       manual: axes on which the tensor is ``B`` in every layout, those on the way included: devices hold different
         blocks there, and to cut and gather them again would mix these.
 
@@ -252,10 +286,10 @@ class ReshardCosts:
         scale: FixedPoint,
         communicates: bool = True,
         always_split: tuple[str, ...] = (),
-        overlap: OverlapWindow | None = None,
+        relief: OverlapWindow | SharedLatency | None = None,
         manual: tuple[str, ...] = (),
     ) -> None:
-        self.scale, self._communicates, self._overlap, self.manual = scale, communicates, overlap, manual
+        self.scale, self._communicates, self._relief, self.manual = scale, communicates, relief, manual
         self.bytes, self._sent = prod(shape) * itemsize, prod(shape) * sent_itemsize(itemsize)
         self.space, self.rank = layout_graph(mesh, len(shape), kinds), len(shape)
         self._arrays = edge_arrays(self.space)
@@ -300,11 +334,20 @@ class ReshardCosts:
             & fit[steps.target]
             & (self._communicates | ~steps.is_collective)
         )
-        seconds = (steps.fixed + steps.per_byte * self._sent).min(axis=1)
-        if self._overlap:
-            seconds = np.where(steps.is_collective, self._overlap.seconds(seconds), seconds)
+        fixed = steps.fixed
+        if isinstance(self._relief, SharedLatency):
+            fixed = self._relief.fixed(steps, self._spared_copies(steps))
+        seconds = (fixed + steps.per_byte * self._sent).min(axis=1)
+        if isinstance(self._relief, OverlapWindow):
+            seconds = np.where(steps.is_collective, self._relief.seconds(seconds), seconds)
         price = self.scale.pack(seconds, steps.tie)
         return steps.source[allowed], steps.target[allowed], price[allowed]
+
+    def _spared_copies(self, steps: ReshardGraph) -> Costs:
+        """Returns [steps], seconds of the copies of a bucket that a step by itself is spared."""
+        before, after = self.shares[steps.source], self.shares[steps.target]
+        copied = before + after - steps.inner * np.maximum(before, after)
+        return np.asarray(2 * self._sent * np.maximum(copied, 0) / self.space.mesh.topology.memory_bandwidth)
 
     @cached_property
     def in_mesh_order(self) -> NDArray[np.bool_]:

@@ -174,6 +174,8 @@ class Liveness:
         held = change.cumsum()
         for workspace in self.placed.timeline.workspaces:
             held[workspace.at] += self.placed.workspace_bytes(workspace)
+        for at, _, size in self.placed.sent_together:
+            held[at] += size
         return held
 
     @cached_property
@@ -184,6 +186,8 @@ class Liveness:
         timeline, producer = self.placed.timeline, self.placed.timeline.index.producer
         fixed = timeline.never_overwritten(self.donated)
         first, last = live_ranges(timeline.arrays, self.placed.copies, producer, fixed)
+        for at, copies, _ in self.placed.sent_together:
+            first[copies] = np.minimum(first[copies], at)
         last[: producer.size][~timeline.has_memory] = NOWHERE
         last[: producer.size][fixed & (producer < timeline.step.start)] = timeline.step.stop - 1
         numbers, starts, ends = self._carried

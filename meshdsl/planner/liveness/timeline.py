@@ -12,7 +12,7 @@ the layout of its producer has the number of the value, and resharded copies hav
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, count
 from math import prod
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph
 from meshdsl.ir.index import Flags, GraphIndex, Use
+from meshdsl.ir.solution import Bucket
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.reshard import ReshardStep
@@ -214,6 +215,7 @@ class CopyTimeline:
       own: [values], the layout of the producer.
       used: [uses], the layout that the consumer needs.
       resharded: the steps that make these copies.
+      buckets: steps that are sent as one, all in front of one operation.
     """
 
     timeline: Timeline
@@ -222,6 +224,7 @@ class CopyTimeline:
     own: Ids
     used: Ids
     resharded: ReshardedCopies
+    buckets: Sequence[Bucket] = ()
 
     @cached_property
     def copies(self) -> Copies:
@@ -240,6 +243,23 @@ class CopyTimeline:
         layouts = np.concatenate((self.own, keys % len(self.layouts)))
         bits = np.where(self._is_half_width(used, values.size), 16, self.timeline.index.bits[values])
         return Copies(values, layouts, sources, -(-bits * self._elements(values, layouts) // 8), used)
+
+    @cached_property
+    def sent_together(self) -> tuple[tuple[int, Ids, int], ...]:
+        """Per bucket, the position where it is sent, the copies that are there from then on, and its workspace."""
+        index, copies = self.timeline.index, self.copies
+        position = {op.id: at for at, op in enumerate(index.ops) if op} if self.buckets else {}
+        number = dict(zip(zip(copies.values.tolist(), copies.layouts.tolist(), strict=True), count(), strict=False))
+        found = []
+        for bucket in self.buckets:
+            made = list[int]()
+            for value, layout in bucket.steps:
+                copy = number[index.number_of(value), self.layouts.index(layout)]
+                while copy >= self.own.size:  # what it is made from, too
+                    made.append(copy)
+                    copy = int(copies.sources[copy])
+            found.append((position[bucket.before], index_array(made), bucket.workspace))
+        return tuple(found)
 
     def workspace_bytes(self, workspace: Workspace) -> int:
         """Returns the bytes of a workspace on one device."""
@@ -273,6 +293,7 @@ def copy_timeline(
     own: Mapping[int, Layout],
     uses: Mapping[Use, Layout],
     trees: Mapping[int, Sequence[ReshardStep]],
+    buckets: Sequence[Bucket] = (),
 ) -> CopyTimeline:
     """Returns a program under a choice of layouts.
 
@@ -280,6 +301,7 @@ def copy_timeline(
       own: per value id, the layout of the producer.
       uses: per use, the layout that the consumer needs.
       trees: per value id, the reshard steps that make its other copies.
+      buckets: steps that are sent as one.
     """
     timeline, layouts = timeline_of(graph, mesh.topology.backend), dict[Layout, int]()
     values = timeline.index.values
@@ -294,4 +316,4 @@ def copy_timeline(
     produced, used = numbers(own[v.id] for v in values), numbers(map(uses.__getitem__, timeline.index.uses))
     ends = numbers(step.before for _, step in steps), numbers(step.after for _, step in steps)
     resharded = ReshardedCopies(index_array(i for i, _ in steps), *ends)
-    return CopyTimeline(timeline, mesh, tuple(layouts), produced, used, resharded)
+    return CopyTimeline(timeline, mesh, tuple(layouts), produced, used, resharded, buckets)

@@ -34,6 +34,7 @@ from meshdsl.planner.costs.reshard_cost import (
     LayoutDomains,
     OverlapWindow,
     ReshardCosts,
+    SharedLatency,
     neighbourhood,
 )
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
@@ -147,7 +148,8 @@ class Prices:
 
 
 Known = dict[Hashable, ReshardCosts]  # by everything that they depend on
-_NO_OVERLAP: Mapping[int, OverlapWindow] = MappingProxyType({})
+Relief = OverlapWindow | SharedLatency
+_NO_RELIEF: Mapping[int, Relief] = MappingProxyType({})
 
 
 class ReshardCostsByValue:
@@ -182,35 +184,35 @@ class ReshardCostTable:
         self._problem, self._scale = problem, scale
         self._partial = _partial_ways(problem, classes, tables)
 
-    def by_value(self, known: Known, overlap: Mapping[int, OverlapWindow] = _NO_OVERLAP) -> ReshardCostsByValue:
+    def by_value(self, known: Known, relief: Mapping[int, Relief] = _NO_RELIEF) -> ReshardCostsByValue:
         """Returns the reshard costs of every value.
 
         Args:
           known: from earlier calls; new ones are added.
-          overlap: by value id, compute that hides its collectives.
+          relief: by value id, what makes its collectives cheaper.
         """
         index, wiring = self._problem.index, self._problem.wiring
         values = np.flatnonzero(wiring.producer >= 0)
         ids = wiring.value_ids[wiring.producer[values]]
-        split, hidden, manual = (np.zeros(wiring.producer.size, dtype=np.intp) for _ in range(3))
-        restricted = ((split, self._problem.always_split), (hidden, overlap), (manual, self._problem.manual))
+        split, relieved, manual = (np.zeros(wiring.producer.size, dtype=np.intp) for _ in range(3))
+        restricted = ((split, self._problem.always_split), (relieved, relief), (manual, self._problem.manual))
         for column, by_value in restricted:
             column[index.numbers_of(by_value)] = 1 + intern_ids(by_value.values())
         unsent = self._problem.unsent.astype(np.intp)
-        columns = index.shape, index.dtype, self._partial, unsent, split, hidden, manual
+        columns = index.shape, index.dtype, self._partial, unsent, split, relieved, manual
         key = row_ids([column[values] for column in columns])
         _, once, equal = np.unique(key, return_index=True, return_inverse=True)
-        found = [self._costs_of(number, known, overlap) for number in values[once].tolist()]
+        found = [self._costs_of(number, known, relief) for number in values[once].tolist()]
         every = list(dict.fromkeys(found))
         of = np.full(int(ids.max(initial=-1)) + 1, -1)
         of[ids] = index_array(map(every.index, found))[equal]
         return ReshardCostsByValue(every, of)
 
-    def _costs_of(self, number: int, known: Known, overlap: Mapping[int, OverlapWindow]) -> ReshardCosts:
+    def _costs_of(self, number: int, known: Known, relief: Mapping[int, Relief]) -> ReshardCosts:
         problem, value = self._problem, self._problem.index.values[number]
         ways = tuple(way for i, way in enumerate(REDUCTIONS) if self._partial[number] >> i & 1)
         communicates, split = not problem.unsent[number], problem.always_split.get(value.id, ())
-        alone = overlap.get(value.id), problem.manual.get(value.id, ())
+        alone = relief.get(value.id), problem.manual.get(value.id, ())
         full = (value.shape, value.itemsize, ways, self._scale, communicates, split, *alone)
         if full not in known:
             known[full] = ReshardCosts(problem.mesh, *full)
@@ -342,11 +344,11 @@ class Model:
         other.prices = prices
         return other
 
-    def with_overlap(self, overlap: Mapping[int, OverlapWindow]) -> "Model":
-        """Returns an unrestricted view in which compute hides collectives of some values, given by their ids."""
+    def with_relief(self, relief: Mapping[int, Relief]) -> "Model":
+        """Returns an unrestricted view in which collectives of some values, given by their ids, are cheaper."""
         other = copy(self)
         other._known_costs, other.hints = dict(self._known_costs), copy(self.hints)
-        other.reshard_costs = self._reshards.by_value(other._known_costs, overlap)
+        other.reshard_costs = self._reshards.by_value(other._known_costs, relief)
         other.__dict__.pop("spaces", None)
         other._unrestrict()
         return other

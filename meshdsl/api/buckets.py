@@ -1,0 +1,67 @@
+"""Choose the plan for a step in which small collectives are sent as one (``meshdsl.planner.buckets``).
+
+The planner's objective has every collective pay its latency. A plan that waits little for latencies, and repeats little
+work to avoid them, is taken as it is, with the bound of plans that send every collective by itself. Else collectives
+may be cheap that were dear, and the plan is searched again at prices at which a collective that may be sent in a bucket
+pays a part of its latency: none, as if it were one of very many, then more. Of all plans found, with their buckets, the
+fastest is taken.
+
+The first of these searches gives a bound: no bucket costs less than its bytes, so a plan with buckets takes at least as
+long as the cheapest one without those latencies, and one latency. A plan without buckets is bounded as always, and the
+lower bound of both holds for every plan.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from meshdsl.errors import MemoryLimitError
+from meshdsl.ir.solution import Solution
+from meshdsl.planner.buckets import least_latency
+from meshdsl.planner.solve import SearchResult
+
+
+@dataclass(frozen=True)
+class BucketedPlan:
+    """A plan with its buckets.
+
+    Args:
+      solution: the plan, with a lower bound of 0.
+      apart: the search, with the best plan that sends every collective by itself.
+      certify: computes seconds that no plan undercuts; nothing can be searched afterwards.
+      notes: for the reader of the plan.
+    """
+
+    solution: Solution
+    apart: SearchResult
+    certify: Callable[[], float]
+    notes: tuple[str, ...] = ()
+
+
+def plan_with_buckets(found: SearchResult) -> BucketedPlan:
+    """Returns the fastest plan found whose small collectives are sent in buckets, ``found`` itself if it has none."""
+    if not found.may_use_buckets:
+        return BucketedPlan(found.unproved_solution(), found, found.certify)
+    if found.loosest and not found.is_small:  # another plan under finer pins, whose bound is known
+        best = found.bucketed_solution()
+        return BucketedPlan(best, found, partial(min, found.loosest.seconds, best.seconds))
+    cheapest, *others = (_search(found, part) for part in found.model.limits.buckets_latencies)
+    plans = [found, *(found.at_rows(each.fit.plan.rows) for each in (cheapest, *others) if each)]
+    best = min((plan.bucketed_solution() for plan in plans), key=lambda each: each.seconds)
+    return BucketedPlan(best, found, partial(_bound, found, cheapest, best.seconds))
+
+
+def _search(found: SearchResult, part: float) -> SearchResult | None:
+    """Returns the search in which collectives pay a part of their latency; None if no plan fits the memory."""
+    try:
+        return found.with_shared_latency(part)
+    except MemoryLimitError:
+        return None
+
+
+def _bound(found: SearchResult, cheapest: SearchResult | None, seconds: float) -> float:
+    """Returns seconds that no plan undercuts, with buckets or without."""
+    if cheapest is None:
+        return 0.0
+    with_any = cheapest.certify() + least_latency(found.model.mesh)
+    return min(with_any, found.certify(), seconds)

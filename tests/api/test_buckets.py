@@ -1,0 +1,135 @@
+"""Small collectives that are sent as one: planned, priced, bounded, lowered, verified and saved."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.errors import PlanFileError
+
+RNG = np.random.default_rng(0)
+
+
+def params(layers, d=64, dtype=jnp.float32):
+    def draw(*shape):
+        return jnp.asarray(RNG.normal(size=shape) / 8, dtype)
+
+    return {f"l{i}": {"w": draw(d, d), "b": draw(d)} for i in range(layers)}
+
+
+def step(p, m, batch):
+    """Momentum with gradients that are clipped by their global norm."""
+
+    def loss(p):
+        h = batch
+        for layer in p.values():
+            h = jnp.tanh(h @ layer["w"] + layer["b"])
+        return jnp.mean((h - batch) ** 2)
+
+    value, g = jax.value_and_grad(loss)(p)
+    norm = jnp.sqrt(sum(jnp.sum(x * x) for x in jax.tree.leaves(g)))
+    m = jax.tree.map(lambda m, g: 0.9 * m + g / jnp.maximum(1, norm), m, g)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, p, m), m, value
+
+
+def batch(rows=256, d=64):
+    return jnp.asarray(RNG.normal(size=(rows, d)), jnp.float32)
+
+
+def runs(plan):
+    return sum(c.trips for c in plan.collectives)
+
+
+def checked(step, mesh, pins, args):
+    """The plan, after its program was compared with it in bytes, collectives and numbers."""
+    sharded = md.parallelize(step, mesh, pins)
+    report, plan = sharded.verify(*args), sharded.plan(*args)
+    sharded.check(*args)
+    assert all(line.compiled_runs == line.runs or any("combined" in n for n in report.notes) for line in report.lines)
+    assert plan.lower_bound <= plan.seconds
+    return plan
+
+
+@pytest.mark.parametrize("mesh", ["data=8", "data=4,model=2"])
+def test_the_free_plan_of_small_layers_is_data_parallel_with_one_sum(mesh):
+    """Each sum by itself costs a latency, and then other plans, which send more, would be faster."""
+    p = params(5)
+    plan = checked(step, mesh, {"batch": "data=S(0)"}, (p, p, batch()))
+    (sent,) = plan.collectives
+    whole = 5 * (64 * 64 + 64) * 4 + 4
+    assert (sent.kind, len(sent.parts), runs(plan)) == ("all-reduce", 11, 1)
+    assert plan.bytes == sent.bytes <= 1.1 * 2 * whole * 7 / 8 and sum(c.bytes for c in sent.parts) >= sent.bytes - 11
+    assert "11 sent as one: partial sum" in str(plan) and "  of it     data" in str(plan)
+
+
+@pytest.mark.parametrize("split", ["S(0)", "S(1)"])
+def test_scattered_gradients_and_gathered_parameters_are_buckets(split):
+    p = params(4)
+    pins = {"batch": "data=S(0)", "p/**": "data=B", "m/**/w": f"data={split}", "m/**/b": "data=S(0)"}
+    plan = checked(step, "data=8", pins, (p, p, batch()))
+    assert {(c.kind, len(c.parts)) for c in plan.collectives} >= {("reduce-scatter", 8), ("all-gather", 8)}
+
+
+def test_buckets_inside_loops_are_sent_in_every_iteration():
+    def normalized(w, batch):
+        def layer(h, w):
+            mean, square = jnp.mean(h, 0), jnp.mean(h * h, 0)
+            return jnp.tanh((h - mean) * jax.lax.rsqrt(square - mean**2 + 1e-3)) @ w, None
+
+        return jax.lax.scan(layer, batch, w)[0]
+
+    args = jnp.asarray(RNG.normal(size=(3, 64, 64)) / 8, jnp.float32), batch()
+    plan = checked(normalized, "data=8", {"w": "data=B", "batch": "data=S(0)"}, args)
+    assert [(c.trips, len(c.parts)) for c in plan.collectives] == [(3, 2)]
+
+
+def test_short_floats_are_sent_as_such():
+    p = params(3, dtype=jnp.bfloat16)
+    pins = {"batch": "data=S(0)", "p/**": "data=B", "m/**": "data=B"}
+    plan = checked(step, "data=8", pins, (p, p, batch().astype(jnp.bfloat16)))
+    buckets = [c for c in plan.collectives if c.parts]
+    assert buckets and all({part.dtype for part in c.parts} == {c.dtype} for c in buckets)
+
+
+def test_large_collectives_stay_alone():
+    """Their copies cost more than the latency that a bucket saves."""
+    shapes = jax.eval_shape(lambda: (params(2, 1024), params(2, 1024), batch(512, 1024)))
+    pins = {"batch": "data=S(0)", "p/**": "data=B", "m/**": "data=B"}
+    plan = md.parallelize(step, "data=8", pins).plan(*shapes)
+    assert [sorted(len(part.shape) for part in c.parts) for c in plan.collectives if c.parts] == [[0, 1, 1]]
+    assert any(c.shape == (1024, 1024) for c in plan.collectives)
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved():
+    p = params(3)
+    args = p, p, batch()
+    pins = {"batch": "data=S(0)", "p/**": "data=B", "m/**": "data=B"}
+    return args, pins, md.parallelize(step, "data=8", pins).plan(*args)
+
+
+def test_a_file_holds_buckets_and_what_is_in_them(saved, tmp_path):
+    args, _, plan = saved
+    plan.save(tmp_path / "plan.json")
+    again = md.load_plan(tmp_path / "plan.json")
+    assert again == plan and str(again) == str(plan) and again.collectives[0].parts
+    assert md.parallelize(step, "data=8", plan=again).verify(*args).equal
+
+
+def test_a_bucket_that_cannot_be_sent_is_refused(saved):
+    args, _, plan = saved
+    (bucket,) = plan.solution.buckets
+    for wrong in (
+        replace(bucket, before=min(op for op in plan.solution.rows)),  # before the sums are there
+        replace(bucket, steps=bucket.steps[1:]),
+        replace(bucket, seconds=bucket.seconds / 2),
+    ):
+        other = replace(plan, solution=replace(plan.solution, buckets=(wrong,)))
+        with pytest.raises(PlanFileError, match="cannot be sent as one there"):
+            md.parallelize(step, "data=8", plan=other).plan(*args)
