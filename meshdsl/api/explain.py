@@ -109,7 +109,7 @@ def explain(plan: Plan, path: str, stages: CallStages | None = None) -> Explanat
 
 def reshards_of_input(plan: Plan, path: str) -> Iterator[str]:
     """Yield a line per collective that reshards the input."""
-    for c in plan.collectives:
+    for c in (part for each in plan.collectives for part in each.parts or (each,)):
         if c.value == path or c.value.startswith(f"{path}["):
             runs = f" x{c.trips}" if c.trips > 1 else ""
             yield f"  {c.kind} over {','.join(c.axes)}{runs}, {seconds_text(c.seconds * c.trips)}: {c.reason}"

@@ -33,6 +33,7 @@ from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.prefetch import with_prefetch
 from meshdsl.planner.bounds.trivial import least_memory
+from meshdsl.planner.buckets import find_buckets, with_buckets
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
@@ -72,12 +73,12 @@ def judge(batch: Batch) -> Tally:
 
 def _judge(batch: Batch) -> Tally:
     planned = [_plan(case, batch) for case in batch.cases]
-    if batch.prefetch:
-        planned = [_prefetched(one) for one in planned]
+    planned = [(_prefetched if batch.prefetch else _bucketed)(one) for one in planned]
     for one in planned:
         _check_plan(one.plan)
     tally = Tally(len(planned), kinds=kinds(batch))
     tally.kinds["loops", "prefetched"] += sum(len(one.plan.prefetched) for one in planned)
+    tally.kinds["collectives", "in buckets"] += sum(len(c.parts) for one in planned for c in one.plan.collectives)
     if batch.seed is None:
         for one in planned:
             _check_cost(one, batch.mesh, tally)
@@ -109,9 +110,19 @@ def _prefetched(one: Planned) -> Planned:
     """The same plan, with loops that send ahead and behind all that they can."""
     solution = one.plan.solution
     chosen = prefetchable(one.program.graph, solution)
-    if not chosen:
+    if not chosen or solution.buckets:
         return one
     made = build_plan(one.program, with_prefetch(one.program, solution, chosen, one.pins.donated), one.pins)
+    return replace(one, plan=replace(made, padded=one.plan.padded, regions=one.plan.regions))
+
+
+def _bucketed(one: Planned) -> Planned:
+    """The same plan, with all collectives in buckets that gain by it."""
+    solution, graph = one.plan.solution, one.program.graph
+    buckets = () if solution.buckets else find_buckets(graph, solution, 2)
+    if not buckets:
+        return one
+    made = build_plan(one.program, with_buckets(solution, graph, buckets), one.pins)
     return replace(one, plan=replace(made, padded=one.plan.padded, regions=one.plan.regions))
 
 
