@@ -22,7 +22,7 @@ from meshdsl.ir.graph import LOOPS, Graph, Op, TracedProgram, Value
 from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.solution import Solution
 from meshdsl.plan.op_times import OpTimes
-from meshdsl.plan.prefetch import named_loops, saved_seconds, where_it_pays, with_prefetch
+from meshdsl.plan.prefetch import named_loops, step_seconds, where_it_pays, with_prefetch
 from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.simulate import simulated_seconds
 from meshdsl.planner.costs.reshard_cost import OverlapWindow
@@ -115,8 +115,7 @@ def plan_with_prefetch(
         return with_prefetch(program, solution, named, donated) if named else solution
 
     def seconds(solution: Solution) -> float:
-        fits = solution.peak <= found.limit
-        return solution.seconds - saved_seconds(program, solution) if fits else float("inf")
+        return step_seconds(program, solution) if solution.peak <= found.limit else float("inf")
 
     best, chosen = found, choose(plain, found.limit)
     smaller, wanted = found, choose(plain, float("inf"))

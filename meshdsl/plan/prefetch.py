@@ -5,6 +5,8 @@ computation of the iteration, and only the first slices in front of the loop and
 
     n (compute + links)     -->     links + (n - 1) max(compute, links) + compute
 
+This holds if the compiler hides them at all, which the simulation knows (``meshdsl.plan.simulate``).
+
 The collectives stay the same, so ``plan.seconds``, where everything runs one after the other, does not change. The
 price is the second buffer: what an iteration hands to the next is live twice (``meshdsl.planner.liveness.peak``).
 """
@@ -15,23 +17,22 @@ from fnmatch import fnmatchcase
 from math import inf
 
 from meshdsl.errors import ArgumentError
-from meshdsl.ir.graph import Graph, Op, TracedProgram, walk
+from meshdsl.ir.graph import TracedProgram, walk
 from meshdsl.ir.prefetch import PipelinedLoop, pipelined_loops, prefetchable
-from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Prefetch, Solution
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons
+from meshdsl.plan.simulate import simulate, simulated_seconds
 from meshdsl.plan.types import PrefetchedLoop
 from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.liveness.timeline import copy_timeline
 
-# What compilers schedule beside products, by the names of topologies, as programs compiled for TPU v5e, v5p and v6e and
-# for H100 show. Those of GPUs send a gather beside whatever the iteration computes before it is needed, and move
-# reductions to the next iteration by themselves. That of TPU v5e leaves both where they are, and sends only what the
-# loop carries beside products, gathers alone; those of TPU v5p and v6e leave these synchronous, too, and a CPU does one
-# thing after the other. So nothing is sent behind unless a loop is named.
+# Devices whose compilers gather what a loop carries beside its products, by the names of their topologies, as programs
+# compiled for TPU v5e, v5p and v6e and for H100 show. Those of TPU v5p and v6e leave such gathers synchronous. Nothing
+# is sent behind unless a loop is named: the compiler of GPUs moves reductions to the next iteration by itself, and
+# those of TPUs leave them synchronous in either place.
 _GATHERS_BESIDE = ("dgx-*", "gb200-*", "tpu-v5e")
-_HIDES_IN_ITERATION = ("dgx-*", "gb200-*")
+_SHORTER = 1 - 1e-6  # by which factor a simulated step has to be shorter
 
 
 # ---- Choice ----------------------------------------------------------------------------------------------------------
@@ -54,37 +55,32 @@ def named_loops(program: TracedProgram, solution: Solution, globs: Sequence[str]
 
 
 def where_it_pays(program: TracedProgram, solution: Solution, donated: frozenset[int], limit: float = inf) -> Solution:
-    """Returns the solution with loops that send ahead where that saves seconds and fits the memory.
+    """Returns the solution with slices gathered ahead where that makes the simulated step shorter and fits the memory.
 
-    One loop after the other is chosen, that which saves most first.
+    One slice after the other is tried, that whose collectives take longest first.
     """
-    if program.pipeline or not _is_one_of(solution, _GATHERS_BESIDE):
+    devices = solution.mesh.topology.name
+    if program.pipeline or not any(fnmatchcase(devices, glob) for glob in _GATHERS_BESIDE):
         return solution
-    possible = {op: choice.ahead for op, choice in prefetchable(program.graph, solution).items()}
-    times, saved = OpTimes(program, solution, Reasons(program, solution)), list[tuple[float, int, Prefetch]]()
-    for inside, op in walk(program.graph):
-        waits = [_waited(inside, op, Prefetch(ahead=(i,)), solution, times) for i in possible.get(op.id, ())]
-        pays = [i for i, (serial, exposed) in zip(possible.get(op.id, ()), waits, strict=True) if serial > exposed]
-        if pays:
-            choice = Prefetch(ahead=tuple(pays))
-            serial, exposed = _waited(inside, op, choice, solution, times)
-            saved.append((serial - exposed, op.id, choice))
-    best = solution
-    for _, op_id, choice in sorted(saved, key=lambda each: -each[0]):
+    loops, slices = {op.id: op for _, op in walk(program.graph)}, list[tuple[float, int, int]]()
+    for op_id, choice in prefetchable(program.graph, solution).items():
+        for i in choice.ahead:
+            sent = PipelinedLoop.of(loops[op_id], Prefetch((i,)), solution).ahead
+            slices.append((loops[op_id].bodies[0].trips * sum(step.seconds for _, step in sent), op_id, i))
+    best, least = solution, step_seconds(program, solution) if slices else 0.0
+    for _, op_id, i in sorted(slices, key=lambda each: (-each[0], *each[1:])):
+        known = best.prefetch.get(op_id, Prefetch())
+        choice = replace(known, ahead=tuple(sorted((*known.ahead, i))))
         trial = with_prefetch(program, solution, {**best.prefetch, op_id: choice}, donated)
-        best = trial if trial.peak <= limit else best
+        seconds = step_seconds(program, trial) if trial.peak <= limit else inf
+        if seconds < least * _SHORTER:
+            best, least = trial, seconds
     return best
 
 
-def _is_one_of(solution: Solution, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(solution.mesh.topology.name, glob) for glob in globs)
-
-
-def saved_seconds(program: TracedProgram, solution: Solution) -> float:
-    """Returns the seconds of a step that loops hide by what they send ahead and behind."""
-    reasons = Reasons(program, solution)
-    loops = prefetched_loops(program, solution, reasons, OpTimes(program, solution, reasons))
-    return sum(loop.serial - loop.exposed for loop in loops)
+def step_seconds(program: TracedProgram, solution: Solution) -> float:
+    """Returns the seconds of the simulated step."""
+    return simulated_seconds(program, solution, OpTimes(program, solution, Reasons(program, solution)))
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------------
@@ -113,41 +109,20 @@ def prefetched_loops(
 ) -> Iterator[PrefetchedLoop]:
     """Describes the loops of a plan that send ahead or behind, in program order."""
     loops = pipelined_loops(program.graph, solution)
-    for inside, op in walk(program.graph):
-        if op.id in loops:
-            loop, choice, body = loops[op.id], solution.prefetch[op.id], op.bodies[0]
-            serial, exposed = _waited(inside, op, choice, solution, times)
-            yield PrefetchedLoop(
-                source=reasons.line(op),
-                phase=op.phase,
-                trips=body.trips,
-                ahead=tuple(reasons.name(body.inputs[i]) for i in choice.ahead),
-                behind=tuple(reasons.name_and_line(value.id) for value in loop.unreduced),
-                bytes=loop.second_buffer(solution),
-                serial=serial,
-                exposed=exposed,
-            )
-
-
-def _waited(inside: Graph, op: Op, choice: Prefetch, solution: Solution, times: OpTimes) -> tuple[float, float]:
-    """Seconds per step that the collectives of a loop are waited for: where they are needed, and ahead and behind."""
-    (body,), loop = op.bodies, PipelinedLoop.of(op, choice, solution)
-    hides = _is_one_of(solution, _HIDES_IN_ITERATION)
-    before = _compute_before(body, times) if hides else {}
-    compute = sum(times.seconds(inner) * graph.trips / body.trips for graph, inner in walk(body))
-    links, length = sum(step.seconds for _, step in loop.steps), body.trips / inside.trips
-    ahead = sum(max(0.0, step.seconds - before.get(v.id, 0.0)) for v, step in loop.ahead)
-    behind = sum(step.seconds for v, step in loop.behind)
-    serial = inside.trips * (length * ahead + (1 if hides else length) * behind)
-    return serial, inside.trips * (links + (length - 1) * max(0.0, links - compute))
-
-
-def _compute_before(body: Graph, times: OpTimes) -> dict[int, float]:
-    """Per value, the seconds that an iteration computes before the value, or what is made of it alone, is needed."""
-    found, now = dict[int, float](), 0.0
-    for op in body.ops:
-        for x in values(op.inputs):
-            found.setdefault(x.id, now)
-        inner = ((body, op), *(pair for each in op.bodies for pair in walk(each)))
-        now += sum(times.seconds(each) * graph.trips / body.trips for graph, each in inner)
-    return found
+    if not loops:
+        return
+    _, before = simulate(program, replace(solution, prefetch={}), times)
+    _, after = simulate(program, solution, times)
+    for op in (op for _, op in walk(program.graph) if op.id in loops):
+        loop, choice, body = loops[op.id], solution.prefetch[op.id], op.bodies[0]
+        sent = [(value.id, step.after) for value, step in loop.steps]
+        yield PrefetchedLoop(
+            source=reasons.line(op),
+            phase=op.phase,
+            trips=body.trips,
+            ahead=tuple(reasons.name(body.inputs[i]) for i in choice.ahead),
+            behind=tuple(reasons.name_and_line(value.id) for value in loop.unreduced),
+            bytes=loop.second_buffer(solution),
+            serial=sum(before.get(each, 0.0) for each in sent),
+            exposed=sum(after.get(each, 0.0) for each in sent),
+        )

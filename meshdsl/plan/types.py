@@ -106,9 +106,9 @@ class PrefetchedLoop(NamedTuple):
       ahead: names of the slices whose collectives are sent one iteration ahead.
       behind: names of the stacked results whose collectives are sent one iteration behind.
       bytes: that one device holds from an iteration to the next, the second buffer.
-      serial: seconds per step that these collectives would be waited for if they were sent where they are needed.
-      exposed: seconds per step that they are waited for: in front of the loop, behind it, and in iterations that
-        compute for a shorter time than they send.
+      serial: seconds per step that these collectives would be waited for if they were sent where they are needed, of
+        the simulation in ``meshdsl.plan.simulate``.
+      exposed: seconds per step that they are waited for.
     """
 
     source: str

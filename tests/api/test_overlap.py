@@ -175,7 +175,7 @@ def test_named_loops_prefetch_within_the_memory(tmp_path):
     plan = sharded.plan(*args)
     forward, backward = plan.prefetched
     assert forward.ahead == ("p/0[i]", "p/1[i]") and forward.bytes == 2 * 64 * 256 * 4 and not forward.behind
-    assert len(backward.behind) == 2 and backward.exposed < backward.serial and plan.memory <= LITTLE
+    assert len(backward.behind) == 2 and backward.exposed <= backward.serial and plan.memory <= LITTLE
     assert "second buffer" in str(plan) and sharded.verify(*args) and sharded.check(*args)
 
     plan.save(tmp_path / "plan.json")
