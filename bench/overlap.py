@@ -263,7 +263,7 @@ KINDS_TEXT = f"""## What compilers make asynchronous
 One collective beside two products of {SIDE:,} x {SIDE:,} x {SIDE:,} in bfloat16 that do not wait for it, as
 explicit collectives in `jax.shard_map`: of an argument, of a product's result, or of another product's
 operand, in straight code and in the body of a scan. `Topology.asynchronous` of the presets are the kinds that
-run beside products on its chips; other chips of one maker are assumed to be alike."""
+run beside products on its chips, with the source of each in its file."""
 MODELS_TEXT = f"""## Steps of models
 
 Training steps of {GPT.layers} layers of {GPT.embed:,} in bfloat16, recomputed, {SEQUENCES} sequences of 1,024
