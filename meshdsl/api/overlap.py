@@ -22,7 +22,7 @@ from meshdsl.ir.graph import LOOPS, Graph, Op, TracedProgram, Value
 from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.solution import Solution
 from meshdsl.plan.op_times import OpTimes
-from meshdsl.plan.prefetch import named_loops, step_seconds, where_it_pays, with_prefetch
+from meshdsl.plan.prefetch import gathers_beside, named_loops, step_seconds, where_it_pays, with_prefetch
 from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.simulate import simulated_seconds
 from meshdsl.planner.costs.reshard_cost import OverlapWindow
@@ -31,6 +31,7 @@ from meshdsl.util.text import bytes_text, seconds_text
 
 PRICES = (0.5, 0.25, 0.0)  # of a hidden second, in seconds
 ROUNDS = 2  # searches per price; the second one takes the windows of the best plan of the first
+SHARES = (0.85, 0.7)  # of a plan's memory, within which plans are looked for that gather in loops
 IMPROVEMENT = 1 - 1e-9  # a plan is better if its simulated step is shorter by this factor
 
 
@@ -92,13 +93,14 @@ def _op_times(found: SearchResult, solution: Solution) -> OpTimes:
 
 
 def plan_with_prefetch(
-    found: SearchResult, program: TracedProgram, globs: Sequence[str] | None, donated: frozenset[int]
+    found: SearchResult, program: TracedProgram, globs: Sequence[str] | None, donated: frozenset[int], simulates: bool
 ) -> tuple[SearchResult, Solution]:
     """Return the plan, or one that needs less memory, with loops that send ahead and behind.
 
     Args:
       globs: over source lines, the loops that do; None for those where that pays.
       donated: indices of inputs whose memory the step may reuse.
+      simulates: plans within less memory are also looked at where the second buffers fit.
 
     Raises:
       ArgumentError: a glob matches no loop.
@@ -128,6 +130,14 @@ def plan_with_prefetch(
             break
         solution = smaller.unproved_solution()
         trial, wanted = choose(solution, found.limit), choose(solution, float("inf"))
+        if seconds(trial) < seconds(chosen) * IMPROVEMENT:
+            best, chosen = smaller, trial
+    for share in SHARES if simulates and globs is None and gathers_beside(program, plain) else ():
+        try:
+            smaller = found.within(share * found.peak.bytes)
+        except MemoryLimitError:
+            break
+        trial = choose(smaller.unproved_solution(), found.limit)
         if seconds(trial) < seconds(chosen) * IMPROVEMENT:
             best, chosen = smaller, trial
     if chosen.peak > found.limit:

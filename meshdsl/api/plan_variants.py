@@ -184,8 +184,9 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
     planned = plan_with_buckets(found)
     if overlap.simulates:
         planned = plan_with_overlap(found, planned)
-    _, ahead = plan_with_prefetch(planned.apart, best.program, overlap.globs, best.pins.donated)
-    solution = ahead if ahead.prefetch else planned.solution  # a loop sends what it sends ahead by itself
+    other, ahead = plan_with_prefetch(planned.apart, best.program, overlap.globs, best.pins.donated, overlap.simulates)
+    changed = ahead.prefetch or other is not planned.apart
+    solution = ahead if changed else planned.solution  # a loop sends what it sends ahead by itself
     program = replace(best.program, notes=[*notes, *planned.notes])
     bound = start(planned.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)

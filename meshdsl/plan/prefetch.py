@@ -54,13 +54,19 @@ def named_loops(program: TracedProgram, solution: Solution, globs: Sequence[str]
     return {op: choice for op, choice in prefetchable(program.graph, solution).items() if op in named}
 
 
+def gathers_beside(program: TracedProgram, solution: Solution) -> bool:
+    """Whether a program has loops whose gathers the devices send beside other iterations."""
+    devices = solution.mesh.topology.name
+    able = not program.pipeline and any(fnmatchcase(devices, glob) for glob in _GATHERS_BESIDE)
+    return able and any(op.name == "scan" for _, op in walk(program.graph))
+
+
 def where_it_pays(program: TracedProgram, solution: Solution, donated: frozenset[int], limit: float = inf) -> Solution:
     """Returns the solution with slices gathered ahead where that makes the simulated step shorter and fits the memory.
 
     One slice after the other is tried, that whose collectives take longest first.
     """
-    devices = solution.mesh.topology.name
-    if program.pipeline or not any(fnmatchcase(devices, glob) for glob in _GATHERS_BESIDE):
+    if not gathers_beside(program, solution):
         return solution
     loops, slices = {op.id: op for _, op in walk(program.graph)}, list[tuple[float, int, int]]()
     for op_id, choice in prefetchable(program.graph, solution).items():

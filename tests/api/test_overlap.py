@@ -216,3 +216,17 @@ def test_loops_that_are_not_there_and_memory_that_does_not_suffice():
         md.Overlap("of")
     with pytest.raises(ArgumentError, match="loops: mode 'off' prefetches in no loop"):
         md.Overlap("off", loops="*")
+
+
+def test_full_overlap_gathers_in_loops_instead_of_in_front_of_them():
+    """In front of a loop nothing is computed, so that stacks gathered there as a whole are waited for."""
+    wide, rows = jax.ShapeDtypeStruct((8, 4096, 16384), jnp.bfloat16), jax.ShapeDtypeStruct((32768, 4096), jnp.bfloat16)
+    args = (wide, jax.ShapeDtypeStruct((8, 16384, 4096), jnp.bfloat16)), rows
+
+    def plan(overlap):
+        mesh = md.Mesh(data=16, topology="tpu-v5e")
+        return md.parallelize(layers, mesh, SHARDED, donate_argnums=0, overlap=overlap).plan(*args)
+
+    serial, full = plan("prefetch"), plan("full")
+    assert not serial.prefetched and any(c.kind == "all-gather" and c.trips == 8 for c in full.collectives)
+    assert full.simulated_seconds < 0.95 * serial.simulated_seconds and full.memory < serial.memory
