@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import jax
 import numpy as np
 
 from meshdsl.ir.graph import Graph, Value, sent_itemsize, walk
@@ -199,7 +200,7 @@ class _GraphBuckets:
         sizes = self.mesh.sizes_by_name
         for (v, after), step in self.steps.items():
             value = self.values[v]
-            is_plain = np.issubdtype(value.dtype, np.floating) or value.dtype.name == "bfloat16"
+            is_plain = jax.dtypes.issubdtype(value.dtype, np.floating)  # bfloat16 is one, a key is none
             is_sent = step.kind in BUCKETED and step.bytes and (v, after) in self.needed
             if is_sent and self.level[v, after] == level and is_plain and 8 * value.itemsize >= _LEAST_BITS:
                 itemsize = sent_itemsize(value.itemsize)
