@@ -43,6 +43,7 @@ _CHEAP = frozenset(
         *("convert_element_type", "reduce_precision", "neg", "mul", "div", "add", "sub"),  # with literals alone
     )
 )
+_PARTS = ("slice", "dynamic_slice", "gather")  # compilers drop what only the rest of a peeled iteration's results needs
 SentStep = tuple[Value, ReshardStep]
 
 
@@ -124,6 +125,9 @@ def prefetchable(graph: Graph, solution: Solution) -> dict[int, Prefetch]:
 
 def _prefetch(graph: Graph, op: Op, solution: Solution) -> Prefetch:
     if op.params.get("unroll", 1) != 1 or op.manual or not all(isinstance(v.dtype, np.dtype) for v in op.outputs):
+        return Prefetch()
+    results = {value.id for value in op.outputs}
+    if any(x.id in results for other in graph.ops if other.name in _PARTS for x in values(other.inputs)):
         return Prefetch()
     body, left = op.bodies[0], op.params["length"] - _LEAST_LEFT
     slices = [i for port in loop_ports(op) if port.role is PortRole.SLICE for _, i in port.inputs]
