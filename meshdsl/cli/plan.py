@@ -202,8 +202,9 @@ def verify_facts(report: Any) -> dict[str, Any]:
         }
         for line in report.lines
     ]
-    facts = {"target": report.target, "lines": lines, "held": asdict(report.held), "notes": report.notes}
-    return facts | ({"overlap": [asdict(line) for line in report.overlap.lines]} if report.overlap else {})
+    overlap = [asdict(line) for line in report.overlap.lines] if report.overlap else []
+    held = asdict(report.held)
+    return {"target": report.target, "lines": lines, "held": held, "overlap": overlap, "notes": report.notes}
 
 
 def plan_facts(found: "Plan") -> dict[str, Any]:
