@@ -12,6 +12,7 @@ import meshdsl as md
 from meshdsl.api.stages import SLOW_DEVICES
 from meshdsl.ir.graph import Value, element_bits
 from meshdsl.layouts.collective_cost import COLLECTIVES
+from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.hlo.collectives import SENT_AS
 from meshdsl.lowering.hlo.parse import arrays, parse_module
 from meshdsl.lowering.local import Local
@@ -48,7 +49,9 @@ def agrees(step, layouts, *args, outputs=None, mesh="data=4"):
 
 
 # ---- Collectives -----------------------------------------------------------------------------------------------------
-# One array each, so that none is gathered for another's sake.
+# One array each, so that none is gathered for another's sake, and no latencies, so that none is sent with another.
+
+APART = Topology("no latency", 1e10, 1e10, 4e9, 4e9, 0.0, (Link(latency=0.0, bandwidth=4.5e8),))
 
 MOVES = {
     "gathered": (lambda x: x, "data=B", "all-gather"),
@@ -80,7 +83,7 @@ def all_moved(name):
         return {key: move(x[key]) for key, (move, _, _) in moves(name).items()}
 
     ends = {key: end for key, (_, end, _) in moves(name).items()}
-    return md.parallelize(step, "data=4", {"x/**": "data=S(0)"}, outputs=ends)
+    return md.parallelize(step, md.Mesh(data=4, topology=APART), {"x/**": "data=S(0)"}, outputs=ends)
 
 
 @pytest.mark.parametrize("name", [*SHORT_FLOATS, *PACKED, *COMMON])
