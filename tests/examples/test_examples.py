@@ -17,7 +17,7 @@ from meshdsl.util.text import bytes_text, percent_text, seconds_text
 ROOT = Path(__file__).parent.parent.parent
 PLAIN, NAMED = ("mlp", "gpt", "digits"), ("vit", "dlrm", "movies", "moe")
 LARGEST = "data=64,model=8"
-MESHES = ("data=1,model=1", "data=8,model=8", LARGEST, "model=8,data=64")
+MESHES = ("data=1,model=1", LARGEST)
 PLANNED = [(name, mesh) for name in PLAIN for mesh in MESHES] + [(name, LARGEST) for name in NAMED]
 SIZES = "2048, 256, 1024, 8, 6, 64, 32, "  # of the GPT: vocabulary, embed, wide, heads, layers, batch, seq
 
@@ -50,7 +50,6 @@ def test_the_demo_in_small(small_gpt, tmp_path):
     assert {"topology.toml", "plan.json", "curves.png", "metrics.jsonl", "checkpoints"} <= {
         p.name for p in (tmp_path / "run").iterdir()
     }
-    assert "resumed after step 21" in _python(*command, "data=2,model=2", "--steps", "22")
 
 
 def test_llama_on_64_tpus_has_the_figures_of_the_readme():

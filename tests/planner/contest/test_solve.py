@@ -91,7 +91,7 @@ ONLY_LARGE = Instance(  # the one choice that fits has a cost that is more than 
 
 @given(instances())
 @example(ONLY_LARGE)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_contraction_keeps_the_best_choice(instance):
     best = best_of(instance)
     assume(best is not None)
@@ -168,7 +168,7 @@ def flat_and_starts(instance):
 
 
 @given(instances(), st.sampled_from([1.0, 2.0, 4.0, 20.0]), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):
     best, rng = best_of(instance), np.random.default_rng(seed)
     assume(best is not None and best < unneeded_cost(instance))

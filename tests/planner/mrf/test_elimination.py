@@ -44,7 +44,7 @@ def network_of(unary, tables):
 
 
 @given(networks())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_elimination_is_exact(problem):
     domains, unary, tables = problem
     best, cost = best_of(domains, unary, tables)
@@ -54,7 +54,7 @@ def test_elimination_is_exact(problem):
 
 
 @given(networks())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_with_a_small_cap_it_is_never_worse_than_the_incumbent(problem):
     domains, unary, tables = problem
     best, cost = best_of(domains, unary, tables)
@@ -64,7 +64,7 @@ def test_with_a_small_cap_it_is_never_worse_than_the_incumbent(problem):
 
 
 @given(networks(), st.integers(1, 30))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_elimination_in_groups_bounds_the_minimum(problem, cap):
     domains, unary, tables = problem
     best, _ = best_of(domains, unary, tables)
@@ -73,7 +73,7 @@ def test_elimination_in_groups_bounds_the_minimum(problem, cap):
 
 
 @given(networks(), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_the_bound_rises_and_never_passes_the_minimum(problem, largest):
     domains, unary, tables = problem
     network = network_of(unary, tables)
@@ -90,7 +90,7 @@ def test_the_bound_rises_and_never_passes_the_minimum(problem, largest):
 
 
 @given(networks(), st.integers(0, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_the_messages_point_to_is_a_state_and_reduction_loses_none(problem, largest):
     domains, unary, tables = problem
     best, cost = best_of(domains, unary, tables)
@@ -107,7 +107,7 @@ def test_what_the_messages_point_to_is_a_state_and_reduction_loses_none(problem,
 
 
 @given(networks(), st.integers(0, 10))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_states_that_go_beside_messages_are_in_no_solution_of_that_cost(problem, over):
     domains, unary, tables = problem
     best, cost = best_of(domains, unary, tables)
