@@ -37,7 +37,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from meshdsl.layouts.machine import keep_topology
+from meshdsl.layouts.machine import keep_topology, topology_of_kind
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.shardings import StatedMesh, mesh_of
@@ -81,7 +81,8 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, kee
     axes = tuple((name, _link(bench, name, size)) for name, size in mesh if size > 1)
     slowest = min((link for _, link in axes), key=lambda link: link.bandwidth, default=Link(overhead, memory))
     half_side = _half_side(bench)
-    kind = bench.mesh.devices.flat[0].device_kind
+    device = bench.mesh.devices.flat[0]
+    kind = device.device_kind
     found = Topology(
         name="calibrated",
         flops16=_flops(bench, jnp.bfloat16, half_side),
@@ -91,6 +92,7 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, kee
         memory_bandwidth=memory,
         memory=_memory(bench.mesh),
         overhead=overhead,
+        asynchronous=topology_of_kind(device.platform, kind).topology.asynchronous,
         links=(slowest,),
         axes=axes,
         source=f"measured on {bench.mesh.size} x {kind}",

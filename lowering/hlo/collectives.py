@@ -253,7 +253,7 @@ def collective_at(site: InstructionSite, readers: Readers, mesh: Mesh) -> Compil
     scope = _scope(line)
     parts = arrays(_result(line))
     taken = _lines_of_parts(line, readers) if len(parts) > 1 else {}
-    scopes = {i: found for i, text in taken.items() if _SCOPE.search(found := _scope_in(text))}
+    scopes = {i: found for i, text in taken.items() if _SCOPE.search(found := scope_in(text))}
     widths = [_width(scopes.get(i, scope), part.dtype) for i, part in enumerate(parts)]
     # a TPU's fusion of an all-reduce with the slice that follows sends half as much
     halved = kind == "all-reduce" and "all-reduce-scatter" in site.inside
@@ -290,10 +290,11 @@ def _result(line: Instruction) -> str:
 
 
 def _scope(line: Instruction) -> str:
-    return _scope_in(line.rest)
+    return scope_in(line.rest)
 
 
-def _scope_in(attributes: str) -> str:
+def scope_in(attributes: str) -> str:
+    """Returns the name stack in the attributes of an instruction; empty if they state none."""
     match = _OP_NAME.search(attributes)
     return match.group(1) if match else ""
 

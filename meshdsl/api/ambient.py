@@ -146,10 +146,11 @@ def _mesh_if_any() -> jax.sharding.Mesh | AbstractMesh | None:
 def _with_auto_axes(mesh: jax.sharding.Mesh | AbstractMesh | None) -> jax.sharding.Mesh | AbstractMesh | None:
     if isinstance(mesh, AbstractMesh):
         return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-    return mesh and _auto_mesh(mesh)
+    return mesh and with_auto_axes(mesh)
 
 
-def _auto_mesh(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+def with_auto_axes(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """Returns a mesh of the same devices and axes, all of them Auto."""
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
@@ -196,7 +197,7 @@ def without_types(x: Any) -> Any:
     if not isinstance(at, NamedSharding) or not isinstance(at.mesh, jax.sharding.Mesh):
         return x
     explicit = AxisType.Explicit in at.mesh.axis_types
-    return jax.device_put(x, NamedSharding(_auto_mesh(at.mesh), at.spec)) if explicit else x
+    return jax.device_put(x, NamedSharding(with_auto_axes(at.mesh), at.spec)) if explicit else x
 
 
 def _ambient_mesh(devices: jax.sharding.Mesh) -> jax.sharding.Mesh:

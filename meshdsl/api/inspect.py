@@ -22,6 +22,7 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from meshdsl.api.ambient import with_auto_axes
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.api.stages import CallStages
 from meshdsl.errors import ArgumentError, MeshDSLError, is_a
@@ -30,7 +31,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
 from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.lowering.elsewhere import compiled_elsewhere
-from meshdsl.lowering.hlo.collectives import CompiledCollective, SentTensor, collectives_of_module
+from meshdsl.lowering.hlo.collectives import CompiledCollective, SentTensor, collectives_of_module, scope_in
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import parse_module
 from meshdsl.lowering.hlo.schedule import ScheduledCollective, scheduled_collectives
@@ -264,8 +265,7 @@ def inspect(
     """
     absent = None if target is None else parse_target(target)
     traced = _TracedStep.of(step, args, kwargs)
-    found = traced.mesh if mesh is None else None
-    over = mesh_of(mesh if mesh is not None else _required(found, traced.name))
+    over = mesh_of(traced.mesh if mesh is None else mesh)
     if topology is None and absent is not None:
         topology = absent.preset
     if topology is not None or not over.states_topology:
@@ -278,15 +278,6 @@ def inspect(
     return replace(_inspection(replace(traced, compiled=compiled), over), target=f"{absent} by {absent.compiler}")
 
 
-def _required(found: Any, name: str) -> Any:
-    if found is None:
-        raise ArgumentError(
-            f"{name}: no argument and no result lies on a mesh of several devices, so it runs on one; place its "
-            "arguments by jax.device_put(x, NamedSharding(mesh, spec)), or state in_shardings="
-        )
-    return found
-
-
 def _inspection(traced: "_TracedStep", mesh: Mesh) -> Inspection:
     text = traced.compiled.as_text() or ""
     module = parse_module(text)
@@ -296,7 +287,7 @@ def _inspection(traced: "_TracedStep", mesh: Mesh) -> Inspection:
         for found in scheduled_collectives(module, mesh)
         for tensor in found.sent.tensors
     ]
-    pairs = [(found, tensor, _scope_of(about) or found.sent.scope, lines.of(about)) for found, tensor, about in sent]
+    pairs = [(found, tensor, scope_in(about) or found.sent.scope, lines.of(about)) for found, tensor, about in sent]
     names = SourceNames(source for *_, source in pairs)
     found = tuple(_inspected(*pair, names, traced.split_shapes) for pair in pairs)
     return Inspection(traced.name, mesh, found, compiled_bytes(traced.compiled), product_flops(module), traced)
@@ -327,10 +318,6 @@ def _inspected(
         tensor=f"{tensor.dtype}[{','.join(map(str, tensor.dims))}]",
         note=_waste(c, bool(split.get(tensor.dims, set()) & set(c.axes or ())), scope),
     )
-
-
-def _scope_of(attributes: str) -> str:
-    return attributes.partition('op_name="')[2].partition('"')[0]
 
 
 def _waste(c: CompiledCollective, is_argument: bool, scope: str) -> str:
@@ -376,6 +363,8 @@ class _TracedStep:
             names = tuple(python_inspect.signature(step).parameters)
         except (TypeError, ValueError):
             names = ()
+        if len(traced.args_info[0]) < len(args):  # static ones are left out, and jax does not say which
+            names = ()
         return cls(traced.fun_name, traced, traced.lower().compile(), names)
 
     @cached_property
@@ -399,16 +388,24 @@ class _TracedStep:
 
     @property
     def mesh(self) -> Any:
-        """The mesh of the first argument or result that lies on one of several devices; None if there is none."""
-        ends = (*jax.tree.leaves(self.compiled.input_shardings), *jax.tree.leaves(self.compiled.output_shardings))
-        meshes = [at.mesh for at in ends if isinstance(at, NamedSharding) and at.mesh.size > 1]
-        return meshes[0] if meshes else None
+        """The mesh of the first argument or result that lies on one of several devices."""
+        meshes = [at.mesh for at in self._ends if isinstance(at, NamedSharding) and at.mesh.size > 1]
+        if not meshes:
+            raise ArgumentError(
+                f"{self.name}: no argument and no result lies on a mesh of several devices, so it runs on one; place "
+                "its arguments by jax.device_put(x, NamedSharding(mesh, spec)), or state in_shardings="
+            )
+        return meshes[0]
 
     @property
     def size(self) -> int:
         """The number of devices."""
-        ends = (*jax.tree.leaves(self.compiled.input_shardings), *jax.tree.leaves(self.compiled.output_shardings))
-        return max((at.num_devices for at in ends if at is not None), default=1)
+        return max((at.num_devices for at in self._ends), default=1)
+
+    @property
+    def _ends(self) -> list[Any]:
+        """The shardings of arguments and results."""
+        return jax.tree.leaves((self.compiled.input_shardings, self.compiled.output_shardings))
 
     def planned(self, mesh: Mesh) -> tuple[Sharded[..., Any], tuple[Any, ...]]:
         """The same step to plan, free between the inputs and outputs as they lie, and its arguments."""
@@ -525,7 +522,7 @@ class PlanComparison:
         """
         if not self.worst:
             return self.inspection.bytes
-        mesh = _with_auto_axes(self._step.mesh)
+        mesh = with_auto_axes(self._step.mesh)
 
         def here(at: Any) -> NamedSharding | None:
             return NamedSharding(mesh, at.spec) if isinstance(at, NamedSharding) else None
@@ -575,7 +572,8 @@ class PlanComparison:
             yield f"it sends {self.ratio:.2f} times the bytes of the plan, which has the least predicted step time"
         excess = sum(line.bytes - line.planned for line in self.lines)
         part = sum(line.bytes - line.planned for line in self.worst) / excess
-        yield f"{percent_text(part)} of what lines send more than in the plan is on {len(self.worst)} of them:"
+        count = len(self.worst)
+        yield f"{percent_text(part)} of the excess comes from {f'{count} lines' if count > 1 else 'one line'}:"
         for line in self.worst:
             yield f"  {line.source}  {_cut(line.text)}" if line.source != "?" else "  operations without a line"
             yield f"    sends {bytes_text(line.bytes)}; the plan {bytes_text(line.planned)}{line.instead}"
@@ -607,11 +605,6 @@ class PlanComparison:
     @cached_property
     def _names(self) -> SourceNames:
         return SourceNames(op.source for _, op in walk(self._stages.planned.program.graph))
-
-
-def _with_auto_axes(mesh: Any) -> Any:
-    """The same devices on axes of which the partitioner decides."""
-    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 def _listed(items: Sequence[str]) -> str:

@@ -27,11 +27,6 @@ from meshdsl.plan.types import PrefetchedLoop
 from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.liveness.timeline import copy_timeline
 
-# Devices whose compilers gather what a loop carries beside its products, by the names of their topologies, as programs
-# compiled for TPU v5e, v5p and v6e and for H100 show. Those of TPU v5p and v6e leave such gathers synchronous. Nothing
-# is sent behind unless a loop is named: the compiler of GPUs moves reductions to the next iteration by itself, and
-# those of TPUs leave them synchronous in either place.
-_GATHERS_BESIDE = ("dgx-*", "gb200-*", "tpu-v5e")
 _SHORTER = 1 - 1e-6  # by which factor a simulated step has to be shorter
 
 
@@ -55,9 +50,12 @@ def named_loops(program: TracedProgram, solution: Solution, globs: Sequence[str]
 
 
 def gathers_beside(program: TracedProgram, solution: Solution) -> bool:
-    """Whether a program has loops whose gathers the devices send beside other iterations."""
-    devices = solution.mesh.topology.name
-    able = not program.pipeline and any(fnmatchcase(devices, glob) for glob in _GATHERS_BESIDE)
+    """Whether a program has loops whose gathers the devices send beside other iterations.
+
+    Nothing is sent behind unless a loop is named: the compiler of GPUs moves reductions to the next iteration by
+    itself, and those of TPUs leave them synchronous in either place.
+    """
+    able = not program.pipeline and "all-gather" in solution.mesh.topology.asynchronous
     return able and any(op.name == "scan" for _, op in walk(program.graph))
 
 

@@ -105,6 +105,15 @@ def test_loops_and_explicit_axes():
     assert abs(found.compare().plan.bytes - found.bytes) <= 1  # fractions of a byte
 
 
+def test_static_arguments_by_position_take_no_name_from_others():
+    step = jax.jit(lambda w, times, batch: (batch @ w) * times, static_argnums=1)
+    found = md.inspect(step, shape((64, 64)), 3, shape((32, 64), "data"), topology=TOPOLOGY)
+    assert [(x.path, x.shape) for x in found.compare().plan.inputs] == [
+        ("argument_0", (64, 64)),
+        ("argument_1", (32, 64)),
+    ]
+
+
 def test_shard_map():
     @jax.jit
     @partial(jax.shard_map, mesh=MESH, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False)
