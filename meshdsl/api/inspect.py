@@ -12,7 +12,7 @@ inside the step are ignored.
 import inspect as python_inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from linecache import getline
 from math import prod
@@ -37,7 +37,7 @@ from meshdsl.lowering.hlo.parse import parse_module
 from meshdsl.lowering.hlo.schedule import ScheduledCollective, scheduled_collectives
 from meshdsl.lowering.hlo.source import InstructionSources
 from meshdsl.lowering.interpreter import run_graph
-from meshdsl.lowering.reference import WholeTarget
+from meshdsl.lowering.reference import WholeTarget, is_divided
 from meshdsl.lowering.verify import compiled_bytes
 from meshdsl.pins import AS_GIVEN
 from meshdsl.plan.budget import Kinds, check_budget
@@ -54,6 +54,10 @@ _STATEMENTS = 3  # constraints of a line that are shown
 _WIDE = 60  # characters of a source line
 
 
+class OneDeviceError(ArgumentError):
+    """A function runs on one device, so that there is nothing to inspect."""
+
+
 # ---- What a compiled program sends -----------------------------------------------------------------------------------
 
 
@@ -67,14 +71,15 @@ class InspectedCollective:
       group: devices in a group.
       bytes: bytes that one device sends per iteration.
       trips: iterations per step; those of a loop whose number depends on data count once.
-      estimated: whether they do.
+      estimated: whether ``trips`` is such a guess.
       seconds: predicted seconds per iteration under the topology of the mesh; a combined collective's are divided
         among its tensors by their bytes.
-      covered: seconds of these that products run beside, in the schedule of a compiler that states one (of TPUs and
-        GPUs); 0 if the collective is synchronous.
+      covered: seconds of these that are hidden behind products, in the schedule of a compiler that states one (of TPUs
+        and GPUs); 0 if the collective is synchronous.
       phase: forward or backward, by jax's name stack; empty for what is neither.
-      source: line of the user's program, ``file.py:12``.
-      text: that line.
+      place: line of the user's program.
+      source: its name, ``file.py:12``.
+      text: what it reads.
       tensor: type of one device's result, ``float32[8,64]``.
       note: what is wasteful about it; empty if nothing is known to be.
     """
@@ -88,6 +93,7 @@ class InspectedCollective:
     seconds: float
     covered: float
     phase: str
+    place: Source
     source: str
     text: str
     tensor: str
@@ -139,7 +145,7 @@ class Inspection:
 
     @property
     def exposed_seconds(self) -> float:
-        """Those of them that no product runs beside."""
+        """Predicted seconds of one step that no product hides."""
         return sum((c.seconds - c.covered) * c.trips for c in self.collectives)
 
     def assert_at_most(self, bytes: float | None = None, kinds: Kinds | None = None) -> None:
@@ -147,7 +153,8 @@ class Inspection:
 
         Args:
           bytes: limit on the bytes that one device sends in one step.
-          kinds: limits on the runs of each kind of collective, ``{"all-reduce": 2}``, or the kinds that may occur.
+          kinds: limits on the tensors that each kind of collective sends, ``{"all-reduce": 2}``, or the kinds that may
+            occur. A collective that the compiler has combined sends several.
         """
         check_budget(f"the compiled program of {self.name}", self.collectives, bytes, kinds)
 
@@ -171,7 +178,7 @@ class Inspection:
     @property
     def facts(self) -> dict[str, Any]:
         """All figures as plain values, as ``meshdsl inspect --json`` prints them."""
-        rows = [{name: getattr(c, name) for name in InspectedCollective.__dataclass_fields__} for c in self.collectives]
+        rows = [{name: x for name, x in asdict(c).items() if name != "place"} for c in self.collectives]
         totals = {
             "bytes": self.bytes,
             "seconds": self.seconds,
@@ -200,7 +207,7 @@ class Inspection:
         for c in self.collectives:
             alike[c.source, c.kind, c.over, c.tensor, c.phase].append(c)
         order = sorted(alike.values(), key=lambda found: -sum(c.bytes * c.trips for c in found))
-        rows = [["collective", "axes", "bytes", "runs", "seconds", "exposed", "tensor", "phase", "line", ""]]
+        rows = [["collective", "axes", "bytes", "sent", "seconds", "exposed", "tensor", "phase", "line", ""]]
         for found in order[:_SHOWN]:
             c, runs = found[0], sum(each.trips for each in found)
             sent, spent = (sum(getattr(x, name) * x.trips for x in found) for name in ("bytes", "seconds"))
@@ -313,6 +320,7 @@ def _inspected(
         seconds=found.seconds * share,
         covered=found.covered * share,
         phase="backward" if "transpose(" in scope else "forward" if "jvp(" in scope else "",
+        place=source,
         source=names.of(source),
         text=getline(source.file, source.line).strip() if source.file else "",
         tensor=f"{tensor.dtype}[{','.join(map(str, tensor.dims))}]",
@@ -331,7 +339,7 @@ def _waste(c: CompiledCollective, is_argument: bool, scope: str) -> str:
     if c.kind == "all-reduce" and c.trips > 1 and "transpose(" in scope:
         return f"reduces in every one of {c.trips} iterations"
     if c.kind == "all-reduce" and is_argument:
-        return "reduces the whole of what lies split"
+        return "all-reduces what lies split: a reduce-scatter would do"
     return ""
 
 
@@ -391,7 +399,7 @@ class _TracedStep:
         """The mesh of the first argument or result that lies on one of several devices."""
         meshes = [at.mesh for at in self._ends if isinstance(at, NamedSharding) and at.mesh.size > 1]
         if not meshes:
-            raise ArgumentError(
+            raise OneDeviceError(
                 f"{self.name}: no argument and no result lies on a mesh of several devices, so it runs on one; place "
                 "its arguments by jax.device_put(x, NamedSharding(mesh, spec)), or state in_shardings="
             )
@@ -485,8 +493,9 @@ class PlanComparison:
         instead: dict[str, list[str]] = {}
         texts: dict[str, str] = {}
         for c in self.inspection.collectives:
-            sent[c.source] += c.bytes * c.trips
-            texts[c.source] = c.text
+            source = self._names.of(c.place) if c.place.file in self._names.files else c.source
+            sent[source] += c.bytes * c.trips
+            texts[source] = c.text
         for p in self.plan.collectives:
             planned[p.source] += p.bytes * p.trips
             instead.setdefault(p.source, []).append(f"{p.kind}({','.join(p.axes)}) of {p.value}")
@@ -518,18 +527,21 @@ class PlanComparison:
         """Bytes that XLA's partitioner sends with the plan's layouts as constraints on the worst lines.
 
         The step is compiled with ``jax.lax.with_sharding_constraint`` on every value computed on these lines, in the
-        plan's layout unless that is partial. None if the compiler fails on it.
+        plan's layout unless that is partial. None if it has a ``jax.shard_map`` or other names of axes, or if the
+        compiler fails on it.
         """
         if not self.worst:
             return self.inspection.bytes
-        mesh = with_auto_axes(self._step.mesh)
+        mesh, graph = with_auto_axes(self._step.mesh), self._stages.planned.program.graph
+        if is_divided(graph) or set(mesh.axis_names) != set(self.plan.mesh.names):
+            return None
 
         def here(at: Any) -> NamedSharding | None:
             return NamedSharding(mesh, at.spec) if isinstance(at, NamedSharding) else None
 
         sources = {line.source for line in self.worst}
         places = {value.id: NamedSharding(mesh, spec) for value, spec in self._planned_on(sources)}
-        graph, leaves = self._stages.planned.program.graph, self._step.shapes
+        leaves = self._step.shapes
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here(x.sharding)) for x in leaves]
         function = jax.jit(
             lambda *arrays: tuple(run_graph(graph, arrays, _ConstrainedTarget(places))),
@@ -545,7 +557,7 @@ class PlanComparison:
     @property
     def facts(self) -> dict[str, Any]:
         """All figures as plain values."""
-        lines = [{name: getattr(x, name) for name in WastefulLine.__dataclass_fields__} for x in self.lines]
+        lines = [asdict(line) for line in self.lines]
         totals = {"bytes": self.plan.bytes, "seconds": self.plan.seconds, "gap": self.plan.gap}
         return {"plan": totals, "ratio": self.ratio, "constrained_bytes": self.constrained_bytes, "lines": lines}
 

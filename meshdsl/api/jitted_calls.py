@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 
-from meshdsl.api.inspect import Inspection, inspect
+from meshdsl.api.calls import leaf_type
+from meshdsl.api.inspect import Inspection, OneDeviceError, inspect
 from meshdsl.errors import ArgumentError, nearest
 from meshdsl.layouts.topology import Topology
 
@@ -44,8 +45,8 @@ def inspect_script(
       ArgumentError: the script calls no such function.
     """
     recorder = _Recorder(step, topology, target)
-    before = sys.argv
-    sys.argv = [str(file), *arguments]
+    before = sys.argv, sys.path
+    sys.argv, sys.path = [str(file), *arguments], [str(Path(file).resolve().parent), *sys.path]
     try:
         with recorder.recording():
             runpy.run_path(str(file), run_name="__main__")
@@ -55,7 +56,7 @@ def inspect_script(
         if end.code not in (None, 0) and not recorder.found:
             raise ArgumentError(f"{file} ended with status {end.code} before it called a jitted function") from end
     finally:
-        sys.argv = before
+        sys.argv, sys.path = before
     if not recorder.found:
         known = f"; it called {', '.join(recorder.called)}" if recorder.called else ""
         if step is not None:
@@ -101,26 +102,21 @@ class _Recorder:
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             return
         shapes = [_shape(x) for x in leaves]
-        key = id(function), tree, tuple(map(_key, shapes))
+        key = function, tree, tuple(map(_key, shapes))
         name = getattr(function, "__name__", str(function))
-        if key in self._seen or self._step not in (None, name):
-            if name not in self.called:
-                self.called.append(name)
-            return
-        self._seen.add(key)
         if name not in self.called:
             self.called.append(name)
+        if key in self._seen or self._step not in (None, name):
+            return
+        self._seen.add(key)
         given, keywords = jax.tree.unflatten(tree, shapes)
-        if (found := self._inspected(function, given, keywords)) is not None:
-            self.found.append(found)
-            if self._step is not None:
-                raise _StepInspected
-
-    def _inspected(self, function: Any, args: Any, kwargs: Any) -> Inspection | None:
         try:
-            return inspect(function, *args, topology=self._topology, target=self._target, **kwargs)
-        except ArgumentError:  # on one device
-            return None
+            found = inspect(function, *given, topology=self._topology, target=self._target, **keywords)
+        except OneDeviceError:
+            return
+        self.found.append(found)
+        if self._step is not None:
+            raise _StepInspected
 
 
 class _Recorded:
@@ -150,9 +146,11 @@ def _shape(x: Any) -> Any:
 
 
 def _key(x: Any) -> Any:
-    """What tells a kind of call: static arguments by their identity, if they cannot be compared."""
+    """What tells a kind of call: the type of an array or a number, a static argument itself if it can be compared."""
+    if hasattr(x, "dtype") or isinstance(x, int | float | complex):
+        return leaf_type(x), getattr(x, "sharding", None)
     try:
         hash(x)
     except TypeError:
-        return (getattr(x, "shape", ()), str(getattr(x, "dtype", id(x))))
+        return id(x)
     return x

@@ -36,6 +36,7 @@ from meshdsl.padding.uneven_pins import padded_variant
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
+from meshdsl.plan.prefetch import step_seconds
 from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
@@ -186,11 +187,13 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
         planned = plan_with_overlap(found, planned)
     other, ahead = plan_with_prefetch(planned.apart, best.program, overlap.globs, best.pins.donated, overlap.simulates)
     changed = ahead.prefetch or other is not planned.apart
-    solution = ahead if changed else planned.solution  # a loop sends what it sends ahead by itself
+    if changed and overlap.globs is None and planned.solution.buckets:  # a loop sends what it sends ahead by itself
+        changed = step_seconds(best.program, ahead) < step_seconds(best.program, planned.solution)
+    solution = ahead if changed else planned.solution
     program = replace(best.program, notes=[*notes, *planned.notes])
     bound = start(planned.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
-    solution = replace(solution, lower_bound=bound.result())
+    solution = replace(solution, lower_bound=min(bound.result(), solution.seconds))
     plan = replace(plan, padded=tuple(best.sizes.items()), regions=best.regions, solution=solution)
     return PlannedProgram(program, plan, replace(best, outcome=found.released()), overlap)
 

@@ -63,4 +63,5 @@ def inspect(
                     facts[-1]["compared"] = beside.facts
                 except ArgumentError as error:
                     texts.append(str(error))
+                    facts[-1]["not_compared"] = str(error)
     show("inspect", "\n\n".join(texts), {"steps": facts}, as_json)

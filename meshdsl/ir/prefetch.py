@@ -115,9 +115,9 @@ def pipelined_loops(graph: Graph, solution: Solution) -> dict[int, PipelinedLoop
 def prefetchable(graph: Graph, solution: Solution) -> dict[int, Prefetch]:
     """Returns all that loops can send ahead and behind, by op id, without the loops that are left as they are.
 
-    Those are loops that are not scans, that are short or unrolled, inside of the user's shard_map, or stack anything
-    but plain numbers. A loop whose last carry nobody reads sends nothing ahead if its body sends anything else: behind
-    the loop, compilers would drop collectives that only this carry needs.
+    Those are loops that are not scans, that are short or unrolled, inside of the user's shard_map, stack anything but
+    plain numbers, or have results of which a part is read. A loop whose last carry nobody reads sends nothing ahead if
+    its body sends anything else: behind the loop, compilers would drop collectives that only this carry needs.
     """
     found = {op.id: _prefetch(inside, op, solution) for inside, op in walk(graph) if op.name == "scan"}
     return {op: choice for op, choice in found.items() if choice}
@@ -126,8 +126,7 @@ def prefetchable(graph: Graph, solution: Solution) -> dict[int, Prefetch]:
 def _prefetch(graph: Graph, op: Op, solution: Solution) -> Prefetch:
     if op.params.get("unroll", 1) != 1 or op.manual or not all(isinstance(v.dtype, np.dtype) for v in op.outputs):
         return Prefetch()
-    results = {value.id for value in op.outputs}
-    if any(x.id in results for other in graph.ops if other.name in _PARTS for x in values(other.inputs)):
+    if _is_read_in_part(graph, {value.id for value in op.outputs}):
         return Prefetch()
     body, left = op.bodies[0], op.params["length"] - _LEAST_LEFT
     slices = [i for port in loop_ports(op) if port.role is PortRole.SLICE for _, i in port.inputs]
@@ -239,6 +238,18 @@ class _LateChain:
             ops = [reader, *ops]
             index, x = next((i, y) for i, y in enumerate(reader.inputs) if isinstance(y, Value))
         return found
+
+
+def _is_read_in_part(graph: Graph, results: set[int]) -> bool:
+    """Whether an operation reads a part of one of the values, or of what cheap operations make of it."""
+    reached = set(results)
+    for op in graph.ops:
+        if any(x.id in reached for x in values(op.inputs)):
+            if op.name in _PARTS:
+                return True
+            if _is_cheap(op):
+                reached.update(value.id for value in op.outputs)
+    return False
 
 
 def _is_sent_once(body: Graph, value: Value, reader: Op, index: int, solution: Solution) -> bool:

@@ -55,7 +55,8 @@ def gathers_beside(program: TracedProgram, solution: Solution) -> bool:
     Nothing is sent behind unless a loop is named: the compiler of GPUs moves reductions to the next iteration by
     itself, and those of TPUs leave them synchronous in either place.
     """
-    able = not program.pipeline and "all-gather" in solution.mesh.topology.asynchronous
+    topology = solution.mesh.topology
+    able = not program.pipeline and "all-gather" in topology.asynchronous and not topology.across_loops
     return able and any(op.name == "scan" for _, op in walk(program.graph))
 
 
@@ -71,12 +72,13 @@ def where_it_pays(program: TracedProgram, solution: Solution, donated: frozenset
         for i in choice.ahead:
             sent = PipelinedLoop.of(loops[op_id], Prefetch((i,)), solution).ahead
             slices.append((loops[op_id].bodies[0].trips * sum(step.seconds for _, step in sent), op_id, i))
-    best, least = solution, step_seconds(program, solution) if slices else 0.0
+    times = OpTimes(program, solution, Reasons(program, solution))
+    best, least = solution, simulated_seconds(program, solution, times) if slices else 0.0
     for _, op_id, i in sorted(slices, key=lambda each: (-each[0], *each[1:])):
         known = best.prefetch.get(op_id, Prefetch())
         choice = replace(known, ahead=tuple(sorted((*known.ahead, i))))
         trial = with_prefetch(program, solution, {**best.prefetch, op_id: choice}, donated)
-        seconds = step_seconds(program, trial) if trial.peak <= limit else inf
+        seconds = simulated_seconds(program, trial, times) if trial.peak <= limit else inf
         if seconds < least * _SHORTER:
             best, least = trial, seconds
     return best

@@ -171,21 +171,24 @@ class SearchResult:
 
     # ---- Buckets ----
 
-    @property
     def may_use_buckets(self) -> bool:
         """Whether buckets may matter: the plan waits for latencies of small collectives, or repeats work to avoid them.
 
         A plan without buckets repeats no more work than it takes to send all collectives one by one. So where it could
         save little by dividing all work evenly, buckets do not change how it is divided.
         """
-        program, plain, limits = self.model.problem.program, self.unproved_solution(), self.model.limits
-        if program.pipeline or self.model.mesh.size == 1:
+        program, mesh, limits = self.model.problem.program, self.model.mesh, self.model.limits
+        if program.pipeline or mesh.size == 1:
             return False
-        latency, worth = least_latency(self.model.mesh), limits.buckets_worth * plain.seconds
+        plain = self.unproved_solution()
+        worth = limits.buckets_worth * plain.seconds
+        if most_savings(program.graph, plain, limits.buckets_least) > worth:
+            return True
+        if not self.is_small:
+            return False
         nodes, _ = self.fitter.evaluator.breakdown(self.fit.plan.rows)
-        repeated = self.model.scale.seconds(float(nodes.sum())) - least_seconds(program, self.model.mesh)
-        saved = most_savings(program.graph, plain, limits.buckets_least)
-        return max(saved, repeated - latency if self.is_small else 0.0) > worth
+        repeated = self.model.scale.seconds(float(nodes.sum())) - least_seconds(program, mesh)
+        return repeated - least_latency(mesh) > worth
 
     def bucketed_solution(self) -> Solution:
         """Returns the plan, with a lower bound of 0, and small collectives in buckets within the limit."""

@@ -48,7 +48,7 @@ def test_collectives_by_line(inspected):
     )
     assert gather.note == "gathers a whole argument" and gather.phase == "forward"
     assert (reduce.kind, reduce.bytes, reduce.phase) == ("all-reduce", 2 * gather.bytes, "backward")
-    assert reduce.note == "reduces the whole of what lies split"
+    assert reduce.note == "all-reduces what lies split: a reduce-scatter would do"
     assert "test_inspect.py" in gather.source and "jnp.tanh(batch @ w)" in gather.text
     assert inspected.bytes == gather.bytes + reduce.bytes
     assert 0 < inspected.seconds < 1e-3
@@ -126,6 +126,45 @@ def test_shard_map():
     ]
 
 
+def test_steps_with_a_shard_map_are_not_compiled_with_constraints():
+    total = jax.shard_map(
+        lambda x: jax.lax.psum(x.sum(0), "data"),
+        mesh=MESH,
+        in_specs=PartitionSpec("data"),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    at = fsdp_arguments()[0].sharding
+    step = jax.jit(lambda w, batch: (fsdp(w, batch, 0.1, "train"), total(batch)), out_shardings=(at, None))
+    found = md.inspect(step, *fsdp_arguments(), topology=TOPOLOGY).compare()
+    assert found.worst and found.constrained_bytes is None
+    assert "constrained to the plan's layouts" not in str(found)
+
+
+def test_files_of_one_name(tmp_path):
+    """Lines are matched with those of the plan, which tells files apart by their folders."""
+    layers = []
+    for folder, text in (
+        ("a", "def layer(x, w):\n    return x @ w\n"),
+        ("b", "def layer(x):\n    return abs(x) + 1\n"),
+    ):
+        file = tmp_path / folder / "layers.py"
+        file.parent.mkdir()
+        file.write_text(text)
+        namespace = {}
+        exec(compile(text, str(file), "exec"), namespace)
+        layers.append(namespace["layer"])
+
+    def step(w, x):
+        gradient = jax.grad(lambda w: layers[1](layers[0](x, w)).sum())(w)
+        return w - gradient
+
+    at = shape((256, 256), "data")
+    found = md.inspect(jax.jit(step, out_shardings=at.sharding), at, shape((512, 256), "data"), topology=TOPOLOGY)
+    (line,) = found.compare().worst
+    assert line.source == "a/layers.py:2" and line.bytes > line.planned > 0 and line.statements
+
+
 @pytest.mark.parametrize(
     ("step", "arguments", "mesh", "said"),
     [
@@ -178,10 +217,15 @@ SCRIPT = """
 import sys
 import jax, jax.numpy as jnp
 from functools import partial
+from neighbour import summed
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 x = jax.device_put(jnp.ones((64, int(sys.argv[1]))), NamedSharding(mesh, P("data")))
+
+@jax.jit
+def total(x, step):
+    return summed(x) + step
 
 @jax.jit
 def alone(x):
@@ -195,6 +239,8 @@ alone(jnp.ones(3))
 for _ in range(3):
     y = mean(x, scale=2)
 assert y.shape == (16,), y
+for step in range(3):
+    total(x, step)
 raise SystemExit(0)
 """
 
@@ -202,7 +248,9 @@ raise SystemExit(0)
 def test_a_script_as_it_is(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(SCRIPT)
-    (found,) = inspect_script(file, ["16"], topology=TOPOLOGY)
+    (tmp_path / "neighbour.py").write_text("def summed(x):\n    return x.sum()\n")
+    found, total = inspect_script(file, ["16"], topology=TOPOLOGY)
+    assert (total.name, total.collectives[0].source) == ("total", "neighbour.py:2")
     assert (found.name, found.bytes) == ("mean", 16 * 4 * 2 * 7 // 8)
     assert found.collectives[0].text == "return (x * scale).mean(0)"
     assert found.compare().plan.bytes == found.bytes

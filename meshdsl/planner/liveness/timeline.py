@@ -247,8 +247,10 @@ class CopyTimeline:
     @cached_property
     def sent_together(self) -> tuple[tuple[int, Ids, int], ...]:
         """Per bucket, the position where it is sent, the copies that are there from then on, and its workspace."""
+        if not self.buckets:
+            return ()
         index, copies = self.timeline.index, self.copies
-        position = {op.id: at for at, op in enumerate(index.ops) if op} if self.buckets else {}
+        position = {op.id: at for at, op in enumerate(index.ops) if op}
         number = dict(zip(zip(copies.values.tolist(), copies.layouts.tolist(), strict=True), count(), strict=False))
         found = []
         for bucket in self.buckets:
