@@ -353,7 +353,7 @@ class Sharded(Generic[Params, Result]):
           OverlapError: the compiled program hides less than the plan.
           DeviceError: the target is unknown, has another number of devices, or its compiler is not installed.
         """
-        judged = exposed if exposed is not None else "error" if self.options.overlap.mode != "off" else "ignore"
+        judged = exposed if exposed is not None else "error" if self.options.overlap else "ignore"
         check_judgement(judged)
         stages = self._stages_of(self._flatten(args, kwargs))
         if target is None:

@@ -1,14 +1,13 @@
 """``meshdsl inspect``: what a script's own ``jax.jit`` steps communicate, beside the best plan of the same steps."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from meshdsl.cli.options import AsJSON, TopologyName
 from meshdsl.cli.output import show, working
-from meshdsl.cli.programs import load_topology_named
-from meshdsl.errors import ArgumentError, nearest
+from meshdsl.cli.programs import load_topology_named, python_file
+from meshdsl.errors import ArgumentError
 
 
 def inspect(
@@ -40,10 +39,7 @@ def inspect(
     from meshdsl.api.jitted_calls import inspect_script
     from meshdsl.lowering.aot_targets import parse_target
 
-    file = Path(script)
-    if not file.is_file():
-        files = [str(each) for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise ArgumentError(f"there is no file {file}{nearest(str(file), files)}")
+    file = python_file(script)
     wanted = parse_target(target).size if target and devices is None else devices
     if wanted is not None:
         jax.config.update("jax_num_cpu_devices", wanted)

@@ -61,6 +61,15 @@ def load_program(
     return replace(program, pipeline=_pipeline(program, given)) if given else program
 
 
+def python_file(name: str) -> Path:
+    """The file of this name; ArgumentError with the nearest name if there is none."""
+    file = Path(name)
+    if not file.is_file():
+        files = [str(each) for each in file.parent.glob("*.py") if each.is_file()] if file.parent.is_dir() else []
+        raise ArgumentError(f"there is no file {file}{nearest(str(file), files)}")
+    return file
+
+
 def _parse_pin(text: str) -> tuple[str, str]:
     """The glob and the layout of ``GLOB=LAYOUT``."""
     glob, equals, layout = text.partition("=")
@@ -93,11 +102,7 @@ def _pipeline(program: "Program", given: dict[str, Any]) -> Pipeline:
 def _find_program(name: str) -> "Program":
     module, colon, attribute = name.partition(":")
     if name.endswith(".py"):
-        file = Path(name)
-        if not file.is_file():
-            files = [str(each) for each in file.parent.glob("*.py") if each.is_file()] if file.parent.is_dir() else []
-            raise ArgumentError(f"there is no file {file}{nearest(str(file), files)}")
-        return _program(name, "program", _run(file))
+        return _program(name, "program", _run(python_file(name)))
     if module.endswith(".py"):
         raise ArgumentError(
             f"{name!r} is not a program: give the file alone, as {module}, which defines 'program', "

@@ -490,8 +490,9 @@ class _Loop:
         if not self._is_finite and before and not self.run.stops_on_nan:
             self.bar.note(f"step {number:5d}   the loss or the state is not finite")
         if not self._is_finite and self.run.stops_on_nan:
-            self.checkpoints.wait()  # a state before this loss that is not finite is the cause, and no checkpoint
-            newest = self.checkpoints.newest
+            newest = (
+                self.checkpoints.newest
+            )  # raises if a state before this loss is not finite, which is then the cause
             kept = f"the newest checkpoint is after step {newest}" if newest else "there is no checkpoint"
             raise NonFiniteError(f"the loss of step {number} is {loss}; {kept}")
 

@@ -3,8 +3,8 @@
 orbax writes and reads the arrays shard by shard, every process its own, in the background: ``save`` returns when the
 state has been copied off the devices, so the next step may donate it. In a run of one process on CPU devices, the
 devices copy it before they do the next step, and ``save`` returns at once: a thread does what orbax does before it
-writes, and it starts nothing on devices that exchanges data. The number of steps done is also the position in
-the data. A checkpoint is
+writes. It runs no program with collectives, since two threads could start such programs in different orders. The number
+of steps done is also the position in the data. A checkpoint is
 
     state    the arrays; objects of nnx are saved as their arrays, and restoring makes new objects
     facts    JSON: the digest of every array, versions, and what the run says of itself (``meshdsl.training.run``)
@@ -177,7 +177,10 @@ class Checkpoints:
             found = json.loads((self.folder / str(step) / _FACTS / _FILE).read_text())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) and found.pop(_SEAL, None) == _seal(found) else {}
+        if not isinstance(found, dict):
+            return {}
+        seal = found.pop(_SEAL, None)
+        return found if seal == _seal(found) else {}
 
     def newest_facts(self) -> dict[str, Any]:
         """Return the facts of the newest checkpoint whose facts can be read; nothing if there is none."""
