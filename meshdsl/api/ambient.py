@@ -59,12 +59,20 @@ CALL_TESTS: Mapping[str, Callable[[jax.Array], jax.Array]] = {"jax_debug_nans": 
 _NOT_AUTO = re.compile(  # in jax's ValueErrors
     r"axis names that are of type Auto|educed axes can only refer to|[Cc]ontext mesh .* should match"
 )
-_read = attrgetter(*MEANING, *CALL_TESTS, "jax_disable_jit")
+_READ = {
+    **MEANING,
+    "jax_debug_nans": jax.debug_nans,
+    "jax_debug_infs": jax.debug_infs,
+    "jax_disable_jit": jax.disable_jit,
+}
+_STATES = [x for x in _READ.values() if hasattr(x, "value")]  # read there, in less Python than as attributes of config
+_value = attrgetter("value")
+_read_others = attrgetter(*(name for name, x in _READ.items() if not hasattr(x, "value")))
 
 
 def call_settings() -> tuple[Any, ...]:
     """Return everything ambient that a call depends on, to be compared with that of another call."""
-    return *_read(jax.config), jax.sharding.get_abstract_mesh()
+    return *map(_value, _STATES), *_read_others(jax.config), jax.sharding.get_abstract_mesh()
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class JaxSettings:
     @classmethod
     def current(cls) -> "JaxSettings":
         """Return those that are set now."""
-        return cls(_read(jax.config)[: len(MEANING)], _mesh_if_any())
+        return cls(attrgetter(*MEANING)(jax.config), _mesh_if_any())
 
     def differences(self, before: "JaxSettings") -> Iterator[str]:
         """Yield a line per setting that has another value than ``before``."""

@@ -184,8 +184,9 @@ class CallForm:
         static = set(static_indices(tree, leaves))
         arrays = [i for i, x in enumerate(inputs) if isinstance(x, jax.Array)]
         self.executable, self.call, self.binding = executable, executable.call, binding
-        self.passed = [i for i in range(len(leaves)) if i not in static] if static else None  # all
+        self.unflatten = executable.unflatten
         self.arrays = arrays if len(arrays) < len(inputs) else None  # all
+        self.passed = [i for i in range(len(leaves)) if i not in static] if static else None  # all
         self.unplaced = [i for i in arrays if not isinstance(inputs[i].sharding, NamedSharding)]
 
     def inputs(self, arguments: Any, leaves: Sequence[Any]) -> tuple[Sequence[Any], Objects] | None:
@@ -194,7 +195,17 @@ class CallForm:
             return self.binding.find(arguments, self.executable.program.out_tree)
         return (leaves if self.passed is None else [leaves[i] for i in self.passed]), NO_OBJECTS
 
-    def run(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def run(self, inputs: Sequence[Any], objects: Objects) -> Any:
+        """Run the step and return its result; see ``outputs``.
+
+        Args:
+          inputs: flat.
+          objects: of the call, which get their new state.
+        """
+        outputs, placed = self.outputs(inputs)
+        return self.unflatten(outputs) if self.unflatten else self.executable.finish(outputs, placed, objects)
+
+    def outputs(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Run the step and return its outputs, and the inputs where they were placed.
 
         Raises:
@@ -202,7 +213,7 @@ class CallForm:
         """
         executable = self.executable
         if any(map(_is_deleted, inputs if self.arrays is None else [inputs[i] for i in self.arrays])):
-            program = executable.program
+            program = executable.program  # compiled ahead of time, it would read what is gone
             check_values(program.name, [leaf.path for leaf in program.inputs], inputs)
         try:  # the compiled program checks shapes, dtypes and shardings faster than Python could
             return executable.run(inputs, self.unplaced, self.call) if self.unplaced else (self.call(*inputs), inputs)

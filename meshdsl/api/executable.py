@@ -60,6 +60,8 @@ class Executable:
         self.function = sharded_function(program, solution, devices)
         tree = program.out_tree
         self._has_static_results = has_static(tree.result.outer if isinstance(tree, Writeback) else tree)
+        # makes the step's result of its outputs where ``finish`` has nothing else to do
+        self.unflatten = None if isinstance(tree, Writeback) or self._has_static_results else tree.unflatten
         self._warned = False
 
     @cached_property

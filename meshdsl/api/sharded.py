@@ -54,6 +54,8 @@ Result = TypeVar("Result")  # its result
 
 log = logging.getLogger("meshdsl")
 
+_flatten_tree = jax.tree_util.default_registry.flatten  # as ``jax.tree.flatten``, with less Python
+
 
 def parallelize(
     step: Callable[Params, Result],
@@ -181,6 +183,7 @@ class Sharded(Generic[Params, Result]):
         self._warned: set[str] = set()
         self._typed: set[tuple[CallKind, Any]] = set()  # kinds and types over Explicit axes that have this program
         self._forms: dict[Any, CallForm] = {}  # by form of call, for ``__call__``
+        self._plain: set[type] = set()  # of arguments of earlier calls that are no modules
         self._acyclic: WeakValueDictionary[int, Any] = WeakValueDictionary()  # objects of earlier calls
         self._static: dict[Any, tuple[int | str, ...]] = {}  # static arguments, by number of arguments and keywords
         self._has_static = bool(options.static_argnums or options.static_argnames)
@@ -200,8 +203,9 @@ class Sharded(Generic[Params, Result]):
           DeviceError: there are fewer devices than the mesh has.
         """
         arguments, static = self._split(args, kwargs) if self._has_static else ((args, kwargs), ())
-        cyclic = self._is_cyclic((*args, *kwargs.values()), arguments)  # of which no form is kept
-        leaves, tree = jax.tree.flatten(arguments, is_object if cyclic else None)
+        given = (*args, *kwargs.values())
+        cyclic = not self._plain.issuperset(map(type, given)) and self._is_cyclic(given, arguments)
+        leaves, tree = _flatten_tree(arguments, is_object if cyclic else None)  # no form of cyclic ones is kept
         key = tree, static, call_settings(), self._looks(tree, leaves)
         try:
             form = self._forms.get(key)
@@ -212,8 +216,7 @@ class Sharded(Generic[Params, Result]):
         if form is None or found is None:
             result = self._first_run(self._flatten(args, kwargs), key, arguments, leaves)
         else:
-            outputs, inputs = form.run(found[0])
-            result = form.executable.finish(outputs, inputs, found[1])
+            result = form.run(*found)
         return result
 
     def __repr__(self) -> str:
@@ -415,7 +418,7 @@ class Sharded(Generic[Params, Result]):
             self._static[given] = tuple(sorted(found, key=str))
         static = self._static[given]
         dynamic = [x for i, x in enumerate(args) if i not in static]
-        keywords = {name: x for name, x in kwargs.items() if name not in static}
+        keywords = {name: x for name, x in kwargs.items() if name not in static} if kwargs else kwargs
         values = [args[key] if isinstance(key, int) else kwargs[key] for key in static]
         return (dynamic, keywords), (static, *values, *map(type, values))
 
@@ -499,7 +502,7 @@ class Sharded(Generic[Params, Result]):
             return executable.finish(executable.inline(call.leaves), call.leaves, call.objects)
         binding = bind(arguments, call.tree, call.objects) if call.objects.roots else None
         form = CallForm(executable, call.leaves, key[0], leaves, binding)
-        outputs, inputs = form.run(call.leaves)
+        outputs, inputs = form.outputs(call.leaves)
         result = executable.finish(outputs, call.settle(inputs), call.objects)
         if not call.objects.roots:
             self._forms[key] = form
@@ -529,6 +532,7 @@ class Sharded(Generic[Params, Result]):
         """
         new = [x for x in given if is_module(x) and self._acyclic.get(id(x)) is not x]
         if self._forms and not new:
+            self._plain.update(type(x) for x in given if not is_module(x))
             return False
         found = has_cycles(arguments)
         if not found:
