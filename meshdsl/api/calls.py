@@ -13,7 +13,9 @@ All calls take that way, with one shape or many, static arguments, keywords, num
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from operator import attrgetter, methodcaller
+from types import NoneType
 from typing import Any, NamedTuple
 
 import jax
@@ -138,7 +140,7 @@ def _first_of(lines: Sequence[str], verb: str) -> str:
 
 # ---- Forms -----------------------------------------------------------------------------------------------------------
 
-_aval = attrgetter("aval")
+_AVAL, _NONE = repeat("aval"), repeat(None)
 _is_deleted = methodcaller("is_deleted")
 
 
@@ -148,14 +150,12 @@ def leaf_forms(tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
     An array looks like its abstract value, which has the mesh if it is placed on one, a numpy array like its shape and
     dtype, and a Python number like its type. A leaf that is part of the tree looks like its value.
     """
-    types = tuple(map(type, leaves))
-    try:
-        return types, tuple(map(_aval, leaves))
-    except AttributeError:
-        looks = [_look(x) if (aval := getattr(x, "aval", None)) is None else aval for x in leaves]
-        for i in static_indices(tree, leaves):
-            looks[i] = Static(leaves[i])
-        return types, tuple(looks)
+    types, looks = tuple(map(type, leaves)), tuple(map(getattr, leaves, _AVAL, _NONE))
+    if NoneType not in map(type, looks):  # comparing looks with None would call a method of each
+        return types, looks
+    looks = tuple([_look(x) if aval is None else aval for x, aval in zip(leaves, looks, strict=True)])
+    static = static_indices(tree, leaves)
+    return types, (tuple([Static(x) if i in static else looks[i] for i, x in enumerate(leaves)]) if static else looks)
 
 
 def _look(x: Any) -> Any:

@@ -415,11 +415,12 @@ class Sharded(Generic[Params, Result]):
         if given not in self._static:
             o = self.options
             found = static_keys(self.step, len(args), kwargs, o.static_argnums, o.static_argnames)
-            self._static[given] = tuple(sorted(found, key=str))
+            names = sorted(key for key in found if isinstance(key, str))
+            self._static[given] = (*sorted((key for key in found if isinstance(key, int)), reverse=True), *names)
         static = self._static[given]
-        dynamic = [x for i, x in enumerate(args) if i not in static]
-        keywords = {name: x for name, x in kwargs.items() if name not in static} if kwargs else kwargs
-        values = [args[key] if isinstance(key, int) else kwargs[key] for key in static]
+        dynamic, keywords, values = list(args), dict(kwargs), []
+        for key in static:  # from the last position to the first, then names
+            values.append(dynamic.pop(key) if isinstance(key, int) else keywords.pop(key))
         return (dynamic, keywords), (static, *values, *map(type, values))
 
     @cached_property
