@@ -12,7 +12,7 @@ only what the fast one leaves to exchange; with equal speeds that equals the fla
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
+from math import inf, prod
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import P, Placement, Split
@@ -58,6 +58,16 @@ def exchange_price(kind: str, axes: tuple[str, ...], mesh: Mesh, group: int = 0)
     reduces = kind in ("all-reduce", "reduce-scatter")
     given = 1 if reduces else group or prod(mesh.axis(name) for name in axes)
     return _price(kind, axes, P if reduces else Split(0), mesh, group).times(given)
+
+
+def hop_seconds(axis: str, size: float, mesh: Mesh) -> float:
+    """Returns the seconds in which all devices of an axis pass ``size`` bytes on to their neighbours in a ring.
+
+    A link's price of a permute, except that on a torus all blocks move the same way around, along one dim.
+    """
+    own, links = mesh.topology.axis_links(mesh)[axis], mesh.topology.links
+    one_way = min((link.bandwidth / 2 for link in links if link.torus and link.torus == own.torus), default=inf)
+    return min(link.latency + size / min(link.bandwidth, one_way) for link in (own, own.for_short))
 
 
 @cache

@@ -2,6 +2,8 @@
 
     interpreter         runs a graph under a target; loops and conditionals included
     program             the planned step as one ``shard_map`` with explicit collectives
+    pipelined_scan      loops whose collectives run one iteration ahead or behind
+    rings               products that run in parts beside the hops of a gather or reduction
     reference           the unsharded step of a program that the user divides by ``jax.shard_map``
     keep_collectives    keeps XLA from merging repeated collectives and from moving them out of loops
     local/              what one device runs: a program per primitive, reshard steps as collectives

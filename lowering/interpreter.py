@@ -57,6 +57,11 @@ class Target(ABC):
     def run(self, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
         """Returns the results of an operation without bodies."""
 
+    def perform(self, op: Op) -> None:
+        """Reads the operands of an operation, runs it and stores its results."""
+        program = STRUCTURED.get(op.name, _plain)
+        _define(self, op.outputs, program(self, op, _operands(self, op)))
+
 
 def run_graph(graph: Graph, arrays: Sequence[jax.Array], target: Target) -> Arrays:
     """Returns the results of ``graph`` on ``arrays``, with ``target`` as its empty environment."""
@@ -68,8 +73,7 @@ def run_graph(graph: Graph, arrays: Sequence[jax.Array], target: Target) -> Arra
 def run_ops(ops: Iterable[Op], target: Target) -> None:
     """Runs operations in order, and stores their results in ``target``."""
     for op in ops:
-        program = STRUCTURED.get(op.name, _plain)
-        _define(target, op.outputs, program(target, op, _operands(target, op)))
+        target.perform(op)
 
 
 def _operands(target: Target, op: Op) -> Arrays:

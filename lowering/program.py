@@ -3,10 +3,11 @@
 Every device interprets the graph on its blocks. A value is stored once per layout in which it is used: an operand that
 is needed in another layout than its producer's is resharded on first use, along the plan's resharding tree, and stored
 for later uses; with the first step of a bucket, all of its steps are sent. So the compiled program contains exactly the
-planned collectives, each under a name like ``all-gather(model) float32``.
+planned collectives, each under a name like ``all-gather(model) float32``. The products of a ring run together, where
+the first of them stands (``rings``).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from math import prod
 from typing import TypeVar
@@ -17,11 +18,12 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from meshdsl.ir.graph import Leaf, Literal, Op, TracedProgram, Value
+from meshdsl.ir.rings import ProductRing, chosen_rings
 from meshdsl.ir.solution import Bucket, Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.reshard import ReshardStep
-from meshdsl.lowering.interpreter import Arrays, run_graph
+from meshdsl.lowering.interpreter import Arrays, operand, run_graph
 from meshdsl.lowering.keep_collectives import (
     RepeatedCollectives,
     gathered_inside,
@@ -34,6 +36,7 @@ from meshdsl.lowering.keep_collectives import (
 from meshdsl.lowering.local.collectives import apply_bucket, apply_move, move_scope
 from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.pipelined_scan import BlockTarget, pipelined_scan
+from meshdsl.lowering.rings import gather_ring, scatter_ring
 from meshdsl.lowering.shardings import input_layouts, output_layouts, partition_spec
 
 T = TypeVar("T")
@@ -47,10 +50,17 @@ class LocalTarget(BlockTarget):
     Args:
       repeats: collectives that compilers could merge.
       numbers: of opaque copies in front of and behind loops, each taken once.
+      rings: per op id of a product that runs in parts, and of what stands between it and its collective, the ring.
     """
 
-    def __init__(self, solution: Solution, repeats: RepeatedCollectives, numbers: Iterator[int]) -> None:
-        self.solution, self.repeats, self.numbers = solution, repeats, numbers
+    def __init__(
+        self,
+        solution: Solution,
+        repeats: RepeatedCollectives,
+        numbers: Iterator[int],
+        rings: Mapping[int, ProductRing],
+    ) -> None:
+        self.solution, self.repeats, self.numbers, self.rings = solution, repeats, numbers, rings
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
@@ -60,7 +70,7 @@ class LocalTarget(BlockTarget):
 
     def inner(self) -> "LocalTarget":
         """An empty environment under the same solution."""
-        return LocalTarget(self.solution, self.repeats, self.numbers)
+        return LocalTarget(self.solution, self.repeats, self.numbers, self.rings)
 
     def enter(self, op: Op, arrays: Arrays) -> Arrays:
         """The body's inputs; those with collectives planned inside the loop are tied to the iteration."""
@@ -94,6 +104,35 @@ class LocalTarget(BlockTarget):
     def read(self, op: Op, index: int, value: Value) -> jax.Array:
         """Returns the block in the layout that ``op`` uses."""
         return self.block(value, self.solution.uses[op.id, index])
+
+    def perform(self, op: Op) -> None:
+        """Runs an operation; the products of a ring run with the first one."""
+        ring = self.rings.get(op.id)
+        if ring is None:
+            super().perform(op)
+        elif ring.products[0].op is op:
+            self._run_ring(ring)
+
+    def _run_ring(self, ring: ProductRing) -> None:
+        """Runs the products of a ring, and stores their results, or the block that their reduction leaves."""
+        value, layout, ops = ring.value, ring.step.after, [each.op for each in ring.products]
+        if not ring.gathers:
+            read = tuple(operand(self, ops[0], i) for i in range(len(ops[0].inputs)))
+            self.store(value, layout, scatter_ring(ring, read, layout.local_shape(value.shape, self.sizes)))
+            return
+        source = self._source(value, ring.step)
+        operands = [
+            tuple(source if i == each.port else operand(self, each.op, i) for i in range(len(each.op.inputs)))
+            for each in ring.products
+        ]
+        results = [self.solution.layouts[x.id].local_shape(x.shape, self.sizes) for op in ops for x in op.outputs]
+        made, whole = gather_ring(ring, source, operands, results)
+        for op, array in zip(ops, made, strict=True):
+            self.define(op.outputs[0], array)
+        if whole is not None:
+            self.store(value, layout, whole)
+            for op in ring.between:
+                self.define(op.outputs[0], whole)
 
     def run(self, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
         """Runs the local program of ``op``."""
@@ -164,7 +203,8 @@ class LocalTarget(BlockTarget):
 def lower_program(program: TracedProgram, solution: Solution) -> Callable[..., Arrays]:
     """Returns the step on one device's blocks, flat; it runs where the mesh axes are bound."""
     again = repeated_collectives(program.graph, solution)
-    return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution, again, count(_FIRST_NUMBER)))
+    rings = {op.id: ring for ring in chosen_rings(program.graph, solution) for op in ring.ops}
+    return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution, again, count(_FIRST_NUMBER), rings))
 
 
 def sharded_function(program: TracedProgram, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:

@@ -19,6 +19,8 @@ A step on its way down, file by file; each stage returns a value that can be pri
                                      .polish, .certify           -> ir.Solution with its lower bound
                                    buckets.plan_with_buckets     -> small collectives sent as one, with their bound
                                    overlap.plan_with_overlap     -> a plan of shorter simulated time, on request
+                                   overlap.plan_with_prefetch    -> loops that send ahead and behind
+                                   rings.with_best_rings         -> products that run in parts beside hops
                                    plan.build_plan               -> Plan
         .executable              executable.Executable           -> lowering.program -> jax.jit(jax.shard_map(...))
 

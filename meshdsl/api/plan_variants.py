@@ -37,6 +37,7 @@ from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.prefetch import step_seconds
+from meshdsl.plan.rings import with_best_rings
 from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
@@ -190,7 +191,10 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
     if changed and overlap.globs is None and planned.solution.buckets:  # a loop sends what it sends ahead by itself
         changed = step_seconds(best.program, ahead) < step_seconds(best.program, planned.solution)
     solution = ahead if changed else planned.solution
-    program = replace(best.program, notes=[*notes, *planned.notes])
+    solution, of_rings = with_best_rings(
+        best.program, solution, overlap.verdicts, overlap.simulates, best.pins.donated, found.limit
+    )
+    program = replace(best.program, notes=[*notes, *planned.notes, *of_rings])
     bound = start(planned.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
     solution = replace(solution, lower_bound=min(bound.result(), solution.seconds))

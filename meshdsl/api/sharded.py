@@ -104,8 +104,8 @@ def parallelize(
       overlap: whether communication is hidden behind computation. ``"off"`` or ``False``, the default: layouts are
         chosen by ``plan.seconds``, where operations run one after the other. ``"prefetch"``: the same layouts, but
         loops over layers send the collectives of a layer beside the computation of its neighbours, where the devices
-        can and it pays. ``"full"`` or ``True``: that, and layouts are chosen by ``plan.simulated_seconds``.
-        ``md.Overlap`` also says which loops.
+        can and it pays. ``"full"`` or ``True``: that, layouts are chosen by ``plan.simulated_seconds``, and products
+        run in parts beside the hops of a ring where it pays. ``md.Overlap`` also says which loops, and which products.
       time_limit: seconds of planning after which nothing more is tried to improve the plan and its bound; a note in the
         plan says so, with the gap. Default is none: work is bounded in any case, and the plan is always the same.
       axis_names: mesh axes by the axis names of the step's collectives, ``{"batch": "data"}`` or

@@ -8,4 +8,5 @@ rewrite    substitution, copies and fresh ids for passes
 text       deterministic text and fingerprint
 solution   ``Pins`` and ``Solution``: all that planner and lowering know of each other
 prefetch   loops whose collectives run one iteration ahead or behind
+rings      products that run in parts beside the hops of a gather or reduction
 """

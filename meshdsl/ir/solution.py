@@ -66,6 +66,21 @@ class Bucket:
 
 
 @dataclass(frozen=True)
+class Ring:
+    """A gather or reduce-scatter over one axis whose hops are sent beside parts of products; see ``meshdsl.ir.rings``.
+
+    Args:
+      value, layout: the reshard step that it replaces: a value id and the layout that the step leads to.
+      products: ids of the operations that run in parts, in program order: those that read the gathered copy, or the one
+        whose result is reduced.
+    """
+
+    value: int
+    layout: Layout
+    products: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Solution:
     """A layout or signature for every value and operation, with cost, bound and memory.
 
@@ -85,6 +100,7 @@ class Solution:
       notes: remarks for the reader of the plan.
       prefetch: per op id of a scan, what it sends ahead and behind; other loops send where they need it.
       buckets: reshard steps that are sent as one; no step is in two.
+      rings: gathers and reduce-scatters that are sent beside parts of products; no step or product is in two.
     """
 
     mesh: Mesh
@@ -100,6 +116,7 @@ class Solution:
     notes: tuple[str, ...] = field(default=())
     prefetch: Mapping[int, Prefetch] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = field(default=())
+    rings: tuple[Ring, ...] = field(default=())
 
     def exchanging(self, op: int) -> tuple[str, ...]:
         """Returns the mesh axes over which the local program of an operation exchanges data."""

@@ -7,6 +7,8 @@
     op_times   seconds per operation, spans in program order, source lines, FLOPs
     divided    how much of the compute each mesh axis divides, and which outputs nothing divided leads to
     simulate   the step with communication hidden behind computation (list scheduling, Graham 1966)
+    prefetch   which loops send ahead and behind
+    rings      which products run in parts beside the hops of a gather or reduction
     text       the printed plan
     diff       the difference of two plans, and its text
     budget     the most that a plan may communicate, for tests

@@ -13,6 +13,7 @@ import jax
 
 from meshdsl.ir.graph import LOOPS, Graph, Leaf, Op, TracedProgram, Value
 from meshdsl.ir.index import graph_index, ops_named
+from meshdsl.ir.rings import ProductRing, chosen_rings
 from meshdsl.ir.solution import Bucket, Pins, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.collective_cost import COLLECTIVES
@@ -116,6 +117,7 @@ def _collectives(program: TracedProgram, solution: Solution, reasons: Reasons) -
 
 
 def _of_reshards(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective, Sent]]:
+    rings = {(ring.value.id, ring.step.after): ring for ring in chosen_rings(reasons.program.graph, solution)}
     bucket_of = {step: bucket for bucket in solution.buckets for step in bucket.steps}
     parts = defaultdict[Bucket, list[Collective]](list)
     for value, graph in reasons.resharded():
@@ -123,6 +125,8 @@ def _of_reshards(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Col
             if step.kind in COLLECTIVES:
                 consumer, owner, reason = reasons.explain(value, step)
                 found, sent = _collective(step, value, graph, owner, reason, reasons), (value.id, step.after)
+                if ring := rings.get(sent):
+                    found = _hops(ring, found, reasons)
                 if bucket := bucket_of.get(sent):
                     parts[bucket].append(found)
                 else:
@@ -136,6 +140,21 @@ def _bucket(bucket: Bucket, parts: Sequence[Collective]) -> Collective:
     first = parts[0]
     reason = f"{len(parts)} sent as one: {first.reason}, and {len(parts) - 1} more"
     return replace(first, bytes=bucket.bytes, seconds=bucket.seconds, reason=reason, parts=tuple(parts))
+
+
+def _hops(ring: ProductRing, replaced: Collective, reasons: Reasons) -> Collective:
+    """The hops of a ring, in place of the collective that it replaces; they belong to its first product."""
+    products = "a product" if len(ring.products) == 1 else f"{len(ring.products)} products"
+    return replace(
+        replaced,
+        kind="collective-permute",
+        bytes=ring.bytes,
+        trips=replaced.trips * ring.hops,
+        seconds=ring.seconds,
+        ring=ring.step.kind,
+        source=reasons.line(ring.products[0].op),
+        reason=f"ring beside {ring.devices} parts of {products}: {replaced.reason}",
+    )
 
 
 def _of_local_programs(

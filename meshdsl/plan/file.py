@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshdsl.errors import MeshDSLError, NotationError, PlanFileError, faults, first_line, is_a, nearest, shortened
-from meshdsl.ir.solution import Bucket, Prefetch, Solution
+from meshdsl.ir.solution import Bucket, Prefetch, Ring, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.layout import Layout
@@ -92,6 +92,13 @@ class BucketRecord(msgspec.Struct, array_like=True, frozen=True):
     workspace: int
 
 
+class RingRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A reshard step whose hops are sent beside parts of products: its position in ``moves``, and operation ids."""
+
+    move: int
+    products: tuple[int, ...]
+
+
 class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of the file, in their order.
 
@@ -105,6 +112,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       moves: reshard steps, in an order in which each starts from a layout that is available.
       prefetch: (operation id of a scan, inputs of its body sent ahead, results of its body sent behind).
       buckets: reshard steps that are sent as one.
+      rings: reshard steps whose hops are sent beside parts of products.
       parts: per collective that is a bucket, its position and the collectives that are sent as this one.
       seals: per field, the beginning of its SHA-256: a number that was edited by hand is not what the planner
         predicted, and nothing else in the file could tell.
@@ -148,6 +156,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefetch: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] = ()
     buckets: tuple[BucketRecord, ...] = ()
     parts: tuple[tuple[int, tuple[Collective, ...]], ...] = ()
+    rings: tuple[RingRecord, ...] = ()
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -243,24 +252,31 @@ def _content(plan: PlanData) -> dict[str, Any]:
     given["prefetch"] = tuple((op, each.ahead, each.behind) for op, each in sorted(s.prefetch.items()))
     given["collectives"] = [_without_parts(c) for c in plan.collectives]
     given["parts"] = [(i, list(map(_without_parts, c.parts))) for i, c in enumerate(plan.collectives) if c.parts]
-    given["buckets"] = list(_bucket_records(s))
+    position = {step: i for i, step in enumerate(_moves(s))} if s.buckets or s.rings else {}
+    given["buckets"] = list(_bucket_records(s, position))
+    given["rings"] = [RingRecord(position[ring.value, ring.layout], ring.products) for ring in s.rings]
     given["layouts"] = list(layouts)
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
     lacking |= {"exposed": not plan.exposed, "buckets": not s.buckets, "parts": not given["parts"]}
+    lacking |= {"rings": not s.rings}
     lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
 
 
 def _without_parts(c: Collective) -> dict[str, Any]:
-    """The fields of a collective but its parts, which stand by themselves."""
-    return {field.name: getattr(c, field.name) for field in fields(c) if field.name != "parts"}
+    """The fields of a collective but its parts, which stand by themselves, and the ring that it is no hop of."""
+    lacking = {"parts", *([] if c.ring else ["ring"])}
+    return {field.name: getattr(c, field.name) for field in fields(c) if field.name not in lacking}
 
 
-def _bucket_records(s: Solution) -> Iterator[BucketRecord]:
-    order = ((value, step.after) for value, tree in sorted(s.trees.items()) for step in tree)
-    position = {step: i for i, step in enumerate(order)} if s.buckets else {}
+def _moves(s: Solution) -> Iterator[tuple[int, Layout]]:
+    """The reshard steps in their order in the file."""
+    return ((value, step.after) for value, tree in sorted(s.trees.items()) for step in tree)
+
+
+def _bucket_records(s: Solution, position: Mapping[tuple[int, Layout], int]) -> Iterator[BucketRecord]:
     for bucket in s.buckets:
         moves = tuple(position[step] for step in bucket.steps)
         yield BucketRecord(moves, bucket.before, bucket.bytes, bucket.seconds, bucket.workspace)
@@ -351,6 +367,7 @@ def _solution(f: PlanFile) -> Solution:
         trees={value: tuple(tree) for value, tree in trees.items()},
         prefetch={op: Prefetch(ahead, behind) for op, ahead, behind in f.prefetch},
         buckets=tuple(_bucket(record, f) for record in f.buckets),
+        rings=tuple(_ring(record, f) for record in f.rings),
         **{attribute: getattr(f, name) for name, attribute in OF_SOLUTION.items()},
     )
 
@@ -359,6 +376,11 @@ def _bucket(record: BucketRecord, f: PlanFile) -> Bucket:
     first, *_ = moves = [f.moves[i] for i in record.moves]
     steps = tuple((m.value, f.layouts[m.after]) for m in moves)
     return Bucket(steps, record.before, first.kind, first.axes, record.bytes, record.seconds, record.workspace)
+
+
+def _ring(record: RingRecord, f: PlanFile) -> Ring:
+    move = f.moves[record.move]
+    return Ring(move.value, f.layouts[move.after], record.products)
 
 
 # ---- Faults: the tables ----------------------------------------------------------------------------------------------
@@ -443,10 +465,16 @@ def _reference_faults(f: PlanFile) -> Iterator[str]:
         yield from (f"buckets[{i}]: no move {at}" for at in bucket.moves if not 0 <= at < len(f.moves))
         if bucket.before not in {op for op, _, _ in f.uses}:
             yield f"buckets[{i}]: no operation {bucket.before} that uses a value"
+    for i, ring in enumerate(f.rings):
+        if not 0 <= ring.move < len(f.moves):
+            yield f"rings[{i}]: no move {ring.move}"
+        elif len(f.moves[ring.move].axes) != 1:
+            yield f"rings[{i}]: moves[{ring.move}] is over {len(f.moves[ring.move].axes)} axes, a ring over one"
     known = range(len(f.collectives))
     yield from (f"parts[{i}]: no collective {at}" for i, (at, _) in enumerate(f.parts) if at not in known)
     yield from _duplicates("buckets", "reshard step", [at for bucket in f.buckets for at in bucket.moves])
     yield from _duplicates("parts", "collective", [at for at, _ in f.parts])
+    yield from _duplicates("rings", "reshard step", [ring.move for ring in f.rings])
     yield from (f"spans[{i}]: no line {s.line}" for i, s in enumerate(f.spans) if not 0 <= s.line < len(f.lines))
     yield from _duplicates("ops", "operation", [op for op, _ in f.ops])
     yield from _duplicates("values", "value", [value for value, _ in f.values])
@@ -528,7 +556,12 @@ def _collective_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     for i, c in enumerate(f.collectives):
         listed.setdefault((c.kind, c.axes, c.bytes), []).append(i)
     together = {at for bucket in f.buckets for at in bucket.moves}
-    sends = [(f"moves[{i}]", (m.kind, m.axes, m.bytes)) for i, m in enumerate(f.moves) if i not in together]
+    rings = {ring.move for ring in f.rings}
+    sends = [
+        (f"moves[{i}]", _hop(m, mesh) if i in rings else (m.kind, m.axes, m.bytes))
+        for i, m in enumerate(f.moves)
+        if i not in together
+    ]
     for i, bucket in enumerate(f.buckets):
         kinds = {(f.moves[at].kind, f.moves[at].axes) for at in bucket.moves}
         if len(kinds) != 1:
@@ -544,6 +577,10 @@ def _collective_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     if not any(signature.collectives for signature in f.signatures):
         rest = ((i, sent) for sent, positions in listed.items() for i in positions)
         yield from (f"collectives[{i}]: no reshard step sends {_sent_text(sent)}" for i, sent in rest)
+
+
+def _hop(m: StepRecord, mesh: Mesh) -> Sent:
+    return "collective-permute", m.axes, m.bytes // max(1, mesh.axis(m.axes[0]) - 1)
 
 
 def _sent_text(sent: Sent) -> str:

@@ -14,6 +14,7 @@ from math import prod
 
 from meshdsl.ir.graph import Op, Source, TracedProgram, Value, walk
 from meshdsl.ir.prefetch import pipelined_loops
+from meshdsl.ir.rings import ProductParts, ProductRing, chosen_rings
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.placement import Split
@@ -63,8 +64,12 @@ class OpTimes:
         self._local_steps = _local_step_seconds(solution, reasons)
         self._by_signature: dict[Hashable, float] = {}
         self._by_op: dict[int, float] = {}
+        self._by_part: dict[Hashable, float] = {}
         self._work: dict[int, OpWork] = {}  # by class, as the next one
         self._whole: dict[int, float] = {}
+        for ring in chosen_rings(program.graph, solution):
+            parts = ((each.op.id, self.part_seconds(each, ring.devices)) for each in ring.products)
+            self._by_op.update((op, ring.devices * seconds) for op, seconds in parts)
 
     def work(self, op: Op) -> OpWork:
         """The work of an operation at global shapes."""
@@ -87,12 +92,41 @@ class OpTimes:
         return self.compute_seconds(op) + self._local_steps.get(op.id, 0.0)
 
     def compute_seconds(self, op: Op) -> float:
-        """Seconds per iteration of an operation on one device."""
+        """Seconds per iteration of an operation on one device, of all its parts if it runs in parts."""
         found = self._by_op.get(op.id)
         if found is None:
             rows = self.solution.rows.get(op.id)
             found = self._by_op[op.id] = 0.0 if rows is None else self._with_signatures(op, rows)
         return found
+
+    def ring_part_seconds(self, ring: ProductRing) -> float:
+        """Seconds of a part of all products of a ring, and of what stands between them and their reduction."""
+        between = sum(map(self.compute_seconds, ring.between)) / ring.devices
+        return between + sum(self.part_seconds(each, ring.devices) for each in ring.products)
+
+    def part_seconds(self, product: ProductParts, devices: int) -> float:
+        """Seconds of one of ``devices`` parts of a product on one device, at the rate of the part's sides."""
+        op, rows = product.op, self.solution.rows[product.op.id]
+        key = (self._classes.number_of(op), *map(object_id, rows), product.cut, product.port, devices)
+        if key not in self._by_part:
+            whole, tensors = self.work(op), operands_and_results(op)
+            shapes = tuple(
+                (tuple(n // devices if d == dim else n for d, n in enumerate(x.shape)), x.itemsize)
+                for x, dim in zip(tensors, product.cut, strict=True)
+                if isinstance(x, Value)
+            )
+            sides = tuple(
+                replace(side, length=side.length // devices if product.cut[side.tensor] in side.dims else side.length)
+                for side in whole.sides
+            )
+            *read, written = whole.accesses
+            work = replace(
+                whole, flops=whole.flops / devices, sides=sides, accesses=(*read, written * _writes_of_part(product))
+            )
+            placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
+            found = work_seconds(placed, shapes, work, self.solution.mesh)
+            self._by_part[key] = float(found[tuple(range(len(rows)))])
+        return self._by_part[key]
 
     def _with_signatures(self, op: Op, rows: tuple[Signature, ...]) -> float:
         key = (self._classes.number_of(op), *map(object_id, rows))
@@ -102,6 +136,13 @@ class OpTimes:
             found = work_seconds(placed, shapes, self.work(op), self.solution.mesh)
             self._by_signature[key] = float(found[tuple(range(len(rows)))])
         return self._by_signature[key]
+
+
+def _writes_of_part(product: ProductParts) -> int:
+    """How often the result of a part is read or written: as it is, added to a sum, or added to one that travels."""
+    if product.port is None:
+        return 4
+    return 2 if product.cut.result is None else 1
 
 
 def _local_step_seconds(solution: Solution, reasons: Reasons) -> dict[int, float]:
@@ -174,7 +215,7 @@ def make_spans(
       times: seconds of operations under the solution.
     """
     s, graph = solution, reasons.program.graph
-    placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees, s.buckets)
+    placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees, s.buckets, chosen_rings(graph, s))
     memory = Liveness(placed, donated, pipelined_loops(graph, s)).bytes_by_op()
     heads: list[_SpanHead] = []
     sums: list[tuple[int, float, int, int]] = []  # the other fields of each span

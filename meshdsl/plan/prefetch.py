@@ -19,6 +19,7 @@ from math import inf
 from meshdsl.errors import ArgumentError
 from meshdsl.ir.graph import TracedProgram, walk
 from meshdsl.ir.prefetch import PipelinedLoop, pipelined_loops, prefetchable
+from meshdsl.ir.rings import chosen_rings
 from meshdsl.ir.solution import Prefetch, Solution
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons
@@ -94,17 +95,22 @@ def step_seconds(program: TracedProgram, solution: Solution) -> float:
 
 def peak_of(program: TracedProgram, s: Solution, donated: frozenset[int]) -> Peak:
     """Returns the peak memory of a program under a solution."""
-    placed = copy_timeline(program.graph, s.mesh, s.layouts, s.uses, s.trees, s.buckets)
-    return Liveness(placed, donated, pipelined_loops(program.graph, s)).peak()
+    graph = program.graph
+    placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees, s.buckets, chosen_rings(graph, s))
+    return Liveness(placed, donated, pipelined_loops(graph, s)).peak()
+
+
+def with_peak(program: TracedProgram, solution: Solution, donated: frozenset[int]) -> Solution:
+    """Returns the solution with the peak memory that it has."""
+    peak = peak_of(program, solution, donated)
+    return replace(solution, peak=peak.bytes, peak_op=peak.op.id if peak.op else -1, held=peak.bytes_by_value())
 
 
 def with_prefetch(
     program: TracedProgram, solution: Solution, chosen: Mapping[int, Prefetch], donated: frozenset[int]
 ) -> Solution:
     """Returns the solution with these loops sending ahead and behind, and the peak memory that it then has."""
-    made = replace(solution, prefetch=dict(sorted(chosen.items())))
-    peak = peak_of(program, made, donated)
-    return replace(made, peak=peak.bytes, peak_op=peak.op.id if peak.op else -1, held=peak.bytes_by_value())
+    return with_peak(program, replace(solution, prefetch=dict(sorted(chosen.items()))), donated)
 
 
 # ---- Seconds ---------------------------------------------------------------------------------------------------------

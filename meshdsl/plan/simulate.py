@@ -16,7 +16,8 @@ The topology says what the system that runs the step makes of this. Our own prog
 collective runs beside the computation of its own loop body, or of its own piece of the program between two loops, and
 only if it is of a kind that the compiler makes ``asynchronous``; any other takes the device's computation and its link
 at once. Loops that the plan prefetches send beside other iterations, but for the first and the last one
-(``meshdsl.ir.prefetch``).
+(``meshdsl.ir.prefetch``). A ring is a loop whose iterations are a hop beside a part of its products
+(``meshdsl.ir.rings``).
 
 Other systems hide more (``across_loops``). There, a *stack*, a value that a loop reads or writes slice by slice
 (the parameters of layers, their gradients), is known slice by slice: a slice is ready when its iteration is over, and a
@@ -39,6 +40,7 @@ from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, TracedProgram, Value, wa
 from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports, split_operands
 from meshdsl.ir.prefetch import PipelinedLoop
 from meshdsl.ir.rewrite import values
+from meshdsl.ir.rings import ProductParts, ProductRing, chosen_rings
 from meshdsl.ir.solution import Bucket, Prefetch, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES, slowest_link
 from meshdsl.layouts.layout import Layout
@@ -262,6 +264,7 @@ class _TaskBuilder:
     Attributes:
       pieces: into how many pieces collectives beside matrix products are cut.
       stream: the slowest link of the axes that a collective uses.
+      rings: per operation id of a product that runs in parts, or of what runs with it, its ring.
       inside: per operation id, the collectives of its local program, as (kind, stream, seconds).
       across_loops: whether collectives run beside other iterations, and beside loops.
       asynchronous: kinds of collectives that run beside computation.
@@ -281,6 +284,8 @@ class _TaskBuilder:
         self.divides = self.pieces > 1 or bool(self._stacks)
         self._fragments: dict[int, TaskFragment] = {}
         self.buckets = {step: bucket for bucket in solution.buckets for step in bucket.steps}
+        rings = chosen_rings(program.graph, solution)
+        self.rings = {op.id: ring for ring in rings for op in ring.ops}
 
     def fragment(self, graph: Graph) -> TaskFragment:
         """The fragment of a graph, built once."""
@@ -336,6 +341,10 @@ class _FragmentBuilder:
         return TaskFragment(tuple(self.tasks), results)
 
     def _add(self, op: Op) -> None:
+        if ring := self.builder.rings.get(op.id):
+            if ring.products[0].op is op:
+                self._add_ring(ring)
+            return
         operands = self._operands(op)
         if op.bodies:
             results = _LOOPS[op.name](self, op, operands)
@@ -344,6 +353,36 @@ class _FragmentBuilder:
             made = self._compute(op, operands)
             for v in op.outputs:
                 self.own[v.id] = made
+
+    def _add_ring(self, ring: ProductRing) -> None:
+        """The products of a ring: a loop of hops beside parts, with a part without a hop behind it or in front."""
+        sent, stream, apart = ring.ring, self.builder.stream(ring.step.axes), not self.builder.across_loops
+        fixed = ((x, uses) for each in ring.products for x, uses in self._fixed(each))
+        state = [self._in_layout(x, layout) for x, layout in fixed]
+        if ring.gathers:
+            state.append(self._in_layout(ring.value, ring.step.before))
+        seconds = self.builder.times.ring_part_seconds(ring)
+        if apart:
+            self._part()
+        for s in range(ring.devices):
+            hop, passes = list[Slices](), s < ring.hops if ring.gathers else s > 0
+            if passes:
+                key = sent.value, sent.layout
+                hop = [self._sent("collective-permute", stream, ring.seconds, state, 1, key)]
+            state = [*hop, self._divided(COMPUTE, seconds, state, 1, separate=True)]
+        if apart:
+            self._part()
+        made = (_union([refs for slices in state for refs in slices]),)
+        for each in ring.products if ring.gathers else ():
+            self.own[each.op.outputs[0].id] = made
+        self.resharded[sent.value, sent.layout] = made
+        self.own |= {v.id: made for op in ring.between for v in op.outputs}
+
+    def _fixed(self, product: ProductParts) -> Iterator[tuple[Value, Layout]]:
+        """The operands of a product that do not travel, with the layouts in which it reads them."""
+        for i, x in enumerate(product.op.inputs):
+            if i != product.port and isinstance(x, Value):
+                yield x, self.solution.uses[product.op.id, i]
 
     def _operands(self, op: Op) -> list[Slices]:
         """What each operand waits for in the layout it is used in; a reshard step is sent when it is first needed."""

@@ -286,7 +286,19 @@ def collective_rows(
     """
     found: dict[tuple[object, ...], list[int]] = {}
     for i, c in enumerate(collectives):
-        key = (c.kind, c.axes, c.bytes, c.trips, c.estimated, c.phase, c.source, pattern(c.reason), c.seconds, c.parts)
+        key = (
+            c.kind,
+            c.axes,
+            c.bytes,
+            c.trips,
+            c.estimated,
+            c.phase,
+            c.source,
+            pattern(c.reason),
+            c.seconds,
+            c.parts,
+            c.ring,
+        )
         found.setdefault(key, []).append(i)
     return [
         (
@@ -310,7 +322,8 @@ def _row(c: Collective, n: int, exposed: float | None) -> Sequence[str]:
     trips = f"~{c.trips}" if c.estimated else str(c.trips)
     reason = c.reason.replace(f" ({c.source})", "")
     times = [seconds_text(c.seconds * c.trips * n), *([] if exposed is None else [seconds_text(exposed)])]
-    return (c.kind, ",".join(c.axes), _times(n), bytes_text(c.bytes), trips, *times, c.phase, c.source, reason)
+    kind = f"{c.ring} ring" if c.ring else c.kind
+    return (kind, ",".join(c.axes), _times(n), bytes_text(c.bytes), trips, *times, c.phase, c.source, reason)
 
 
 def _totals(plan: PlanData) -> Iterator[str]:

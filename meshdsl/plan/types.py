@@ -79,6 +79,8 @@ class Collective:
       shape: global shape of that value.
       dtype: dtype of that value.
       parts: of a bucket, the collectives that are sent as this one; value and shape are those of the first.
+      ring: of the hops of a ring, beside which products run in parts, the kind of collective that they replace; each
+        hop counts as a trip. Empty for others.
     """
 
     kind: str
@@ -94,6 +96,7 @@ class Collective:
     shape: tuple[int, ...]
     dtype: str
     parts: tuple["Collective", ...] = ()
+    ring: str = ""
 
 
 class PrefetchedLoop(NamedTuple):

@@ -35,6 +35,7 @@ from meshdsl.layouts.sharding_rule import Signature, divides
 from meshdsl.layouts.topology import Topology
 from meshdsl.plan.build import collectives_of
 from meshdsl.plan.prefetch import peak_of
+from meshdsl.plan.rings import ring_faults
 from meshdsl.plan.types import Array, Collective, PlanData
 from meshdsl.planner.buckets import bucket_faults
 from meshdsl.planner.problem.build import Problem, make_problem
@@ -150,7 +151,7 @@ def check_runnable(
     rows = list(_signature_faults(problem, plan.solution)) or list(_step_faults(problem, plan.solution))
     rows = rows or list(_prefetch_faults(program, plan.solution))
     if not rows:
-        rows += bucket_faults(program.graph, plan.solution)
+        rows += [*bucket_faults(program.graph, plan.solution), *ring_faults(program, plan.solution)]
     if not rows:
         rows += _collective_faults(plan.collectives, collectives_of(program, plan.solution))
         rows += _memory_faults(plan, program, donated, plan.topology.memory if memory is None else memory)

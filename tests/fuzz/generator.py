@@ -50,16 +50,18 @@ class Batch:
 
     Args:
       prefetch: loops send ahead and behind all that they can.
+      rings: all products run in parts that can.
     """
 
     mesh: md.Mesh
     cases: tuple[Case, ...]
     seed: int | None
     prefetch: bool = False
+    rings: bool = False
 
     def __str__(self) -> str:
         how = "the planner's plan" if self.seed is None else f"a random plan, seed {self.seed}"
-        how += ", prefetched" if self.prefetch else ""
+        how += (", prefetched" if self.prefetch else "") + (", with rings" if self.rings else "")
         head = f"mesh {self.mesh}, topology {self.mesh.topology.name}, {how}"
         return "\n\n".join([head, *map(str, self.cases)])
 
@@ -72,7 +74,7 @@ def batches(draw: Any, largest: int) -> Batch:
     mesh = md.Mesh.parse(sizes, topology=draw(st.sampled_from(TOPOLOGIES[:2] if apart else TOPOLOGIES)))
     seed = draw(st.none() | st.integers(0, 2**16))
     drawn = tuple(draw(st.lists(cases(mesh), min_size=1, max_size=largest)))
-    return Batch(mesh, drawn, seed, prefetch=draw(st.booleans()))
+    return Batch(mesh, drawn, seed, prefetch=draw(st.booleans()), rings=draw(st.booleans()))
 
 
 @st.composite

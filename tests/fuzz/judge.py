@@ -42,6 +42,7 @@ from tests.fuzz.generator import Batch, Case
 from tests.fuzz.optimum import cheapest
 from tests.fuzz.tally import Tally, kinds
 from tests.fuzz.wander import wander
+from tests.rings import with_all_rings
 from tests.trials import fast_options
 
 VISITS = 2000
@@ -74,13 +75,15 @@ def judge(batch: Batch) -> Tally:
 def _judge(batch: Batch) -> Tally:
     planned = [_plan(case, batch) for case in batch.cases]
     planned = [(_prefetched if batch.prefetch else _bucketed)(one) for one in planned]
+    priced, planned = planned, [_in_rings(one) if batch.rings else one for one in planned]
     for one in planned:
         _check_plan(one.plan)
     tally = Tally(len(planned), kinds=kinds(batch))
     tally.kinds["loops", "prefetched"] += sum(len(one.plan.prefetched) for one in planned)
+    tally.kinds["collectives", "in rings"] += sum(bool(c.ring) for one in planned for c in one.plan.collectives)
     tally.kinds["collectives", "in buckets"] += sum(len(c.parts) for one in planned for c in one.plan.collectives)
     if batch.seed is None:
-        for one in planned:
+        for one in priced:
             _check_cost(one, batch.mesh, tally)
     _run(planned, batch)
     return tally
@@ -123,6 +126,15 @@ def _bucketed(one: Planned) -> Planned:
     if not buckets:
         return one
     made = build_plan(one.program, with_buckets(solution, graph, buckets), one.pins)
+    return replace(one, plan=replace(made, padded=one.plan.padded, regions=one.plan.regions))
+
+
+def _in_rings(one: Planned) -> Planned:
+    """The same plan, with all products in rings that can be."""
+    solution = with_all_rings(one.program, one.plan.solution)
+    if not solution.rings:
+        return one
+    made = build_plan(one.program, replace(solution, lower_bound=min(solution.lower_bound, solution.seconds)), one.pins)
     return replace(one, plan=replace(made, padded=one.plan.padded, regions=one.plan.regions))
 
 

@@ -174,7 +174,7 @@ class Liveness:
         held = change.cumsum()
         for workspace in self.placed.timeline.workspaces:
             held[workspace.at] += self.placed.workspace_bytes(workspace)
-        for at, _, size in self.placed.sent_together:
+        for at, size in (*((at, size) for at, _, size in self.placed.sent_together), *self.placed.in_parts):
             held[at] += size
         return held
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph
 from meshdsl.ir.index import Flags, GraphIndex, Use
+from meshdsl.ir.rings import ProductRing
 from meshdsl.ir.solution import Bucket
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -216,6 +217,7 @@ class CopyTimeline:
       used: [uses], the layout that the consumer needs.
       resharded: the steps that make these copies.
       buckets: steps that are sent as one, all in front of one operation.
+      rings: products that run in parts.
     """
 
     timeline: Timeline
@@ -225,6 +227,7 @@ class CopyTimeline:
     used: Ids
     resharded: ReshardedCopies
     buckets: Sequence[Bucket] = ()
+    rings: Sequence[ProductRing] = ()
 
     @cached_property
     def copies(self) -> Copies:
@@ -263,6 +266,12 @@ class CopyTimeline:
             found.append((position[bucket.before], index_array(made), bucket.workspace))
         return tuple(found)
 
+    @cached_property
+    def in_parts(self) -> tuple[tuple[int, int], ...]:
+        """Per ring, the position where it runs, and its workspace."""
+        position = {op.id: at for at, op in enumerate(self.timeline.index.ops) if op} if self.rings else {}
+        return tuple((position[ring.products[0].op.id], ring.workspace) for ring in self.rings)
+
     def workspace_bytes(self, workspace: Workspace) -> int:
         """Returns the bytes of a workspace on one device."""
         whole, value = self.timeline.index.values[workspace.value], np.array([workspace.value])
@@ -296,6 +305,7 @@ def copy_timeline(
     uses: Mapping[Use, Layout],
     trees: Mapping[int, Sequence[ReshardStep]],
     buckets: Sequence[Bucket] = (),
+    rings: Sequence[ProductRing] = (),
 ) -> CopyTimeline:
     """Returns a program under a choice of layouts.
 
@@ -304,6 +314,7 @@ def copy_timeline(
       uses: per use, the layout that the consumer needs.
       trees: per value id, the reshard steps that make its other copies.
       buckets: steps that are sent as one.
+      rings: products that run in parts.
     """
     timeline, layouts = timeline_of(graph, mesh.topology.backend), dict[Layout, int]()
     values = timeline.index.values
@@ -318,4 +329,4 @@ def copy_timeline(
     produced, used = numbers(own[v.id] for v in values), numbers(map(uses.__getitem__, timeline.index.uses))
     ends = numbers(step.before for _, step in steps), numbers(step.after for _, step in steps)
     resharded = ReshardedCopies(index_array(i for i, _ in steps), *ends)
-    return CopyTimeline(timeline, mesh, tuple(layouts), produced, used, resharded, buckets)
+    return CopyTimeline(timeline, mesh, tuple(layouts), produced, used, resharded, buckets, rings)
