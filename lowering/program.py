@@ -30,6 +30,7 @@ from meshdsl.lowering.keep_collectives import (
     opaque_copy,
     read_by,
     repeated_collectives,
+    starts_recomputation,
     tie_to_iteration,
     varying,
 )
@@ -38,10 +39,13 @@ from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.pipelined_scan import BlockTarget, pipelined_scan
 from meshdsl.lowering.rings import gather_ring, scatter_ring
 from meshdsl.lowering.shardings import input_layouts, output_layouts, partition_spec
+from meshdsl.trace.annotate import BACKWARD
+from meshdsl.trace.read_jaxpr import REMATTED
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
-_FIRST_NUMBER = 1 << 16  # of opaque copies in front of and behind loops; smaller ones are those of repeated collectives
+_DROP_BARRIERS = ("cpu",)  # platforms whose compilers drop barriers before they merge what is computed twice
+_FIRST_NUMBER = 1 << 16  # of opaque copies of loops and recomputation; smaller ones are those of repeated collectives
 
 
 class LocalTarget(BlockTarget):
@@ -49,8 +53,9 @@ class LocalTarget(BlockTarget):
 
     Args:
       repeats: collectives that compilers could merge.
-      numbers: of opaque copies in front of and behind loops, each taken once.
+      numbers: of opaque copies in front of loops, behind them and of recomputation, each taken once.
       rings: per op id of a product that runs in parts, and of what stands between it and its collective, the ring.
+      drops_barriers: the compiler does, before it merges what is computed twice.
     """
 
     def __init__(
@@ -59,8 +64,11 @@ class LocalTarget(BlockTarget):
         repeats: RepeatedCollectives,
         numbers: Iterator[int],
         rings: Mapping[int, ProductRing],
+        drops_barriers: bool,
     ) -> None:
         self.solution, self.repeats, self.numbers, self.rings = solution, repeats, numbers, rings
+        self.drops_barriers = drops_barriers
+        self.latest: tuple[int, Layout] | None = None  # block of the last result of the backward pass
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
@@ -70,7 +78,7 @@ class LocalTarget(BlockTarget):
 
     def inner(self) -> "LocalTarget":
         """An empty environment under the same solution."""
-        return LocalTarget(self.solution, self.repeats, self.numbers, self.rings)
+        return LocalTarget(self.solution, self.repeats, self.numbers, self.rings, self.drops_barriers)
 
     def enter(self, op: Op, arrays: Arrays) -> Arrays:
         """The body's inputs; those with collectives planned inside the loop are tied to the iteration."""
@@ -100,6 +108,12 @@ class LocalTarget(BlockTarget):
         """The arrays behind barriers, keys apart."""
         plain = (not jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in arrays)
         return tuple(lax.optimization_barrier(x) if is_plain else x for x, is_plain in zip(arrays, plain, strict=True))
+
+    def fixed_together(self, arrays: Arrays) -> Arrays:
+        """The arrays behind one barrier, keys apart."""
+        plain = [i for i, x in enumerate(arrays) if not jnp.issubdtype(x.dtype, jax.dtypes.extended)]
+        behind = dict(zip(plain, lax.optimization_barrier([arrays[i] for i in plain]), strict=True))
+        return tuple(behind.get(i, x) for i, x in enumerate(arrays))
 
     def read(self, op: Op, index: int, value: Value) -> jax.Array:
         """Returns the block in the layout that ``op`` uses."""
@@ -140,7 +154,24 @@ class LocalTarget(BlockTarget):
         outputs = tuple(self.solution.layouts[value.id] for value in op.outputs)
         if all(isinstance(x, Literal) or x.id in self.constants for x in op.inputs):
             self.constants.update(value.id for value in op.outputs)
-        return run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
+        if starts_recomputation(op):
+            return self._held_back(arrays)
+        made = run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
+        if op.phase == BACKWARD and REMATTED not in op.scope and any(isinstance(x, Value) for x in op.inputs):
+            here = zip(op.outputs, outputs, made, strict=True)
+            self.latest = next(((v.id, at) for v, at, x in here if _is_number(x)), self.latest)
+        return made
+
+    def _held_back(self, arrays: Arrays) -> Arrays:
+        """What is computed again from, behind the last result of the backward pass: not earlier than it is needed."""
+        if self.drops_barriers:
+            number, (axis, size) = next(self.numbers), next(iter(self.solution.mesh))
+            after = self.blocks[self.latest] if self.latest else None
+            return tuple(opaque_copy(x, number, axis, size, after) for x in arrays)
+        if not self.latest:
+            return self.fixed(arrays)
+        *held, self.blocks[self.latest] = self.fixed_together((*arrays, self.blocks[self.latest]))
+        return tuple(held)
 
     def _apart(self, op: Op, arrays: Arrays) -> Arrays:
         """The operands, with opaque copies of those that were exchanged before; constants behind a barrier."""
@@ -200,11 +231,19 @@ class LocalTarget(BlockTarget):
         return source
 
 
-def lower_program(program: TracedProgram, solution: Solution) -> Callable[..., Arrays]:
-    """Returns the step on one device's blocks, flat; it runs where the mesh axes are bound."""
-    again = repeated_collectives(program.graph, solution)
+def lower_program(program: TracedProgram, solution: Solution, platform: str) -> Callable[..., Arrays]:
+    """Returns the step on one device's blocks, flat; it runs where the mesh axes are bound.
+
+    Args:
+      platform: of the devices, as jax names it.
+    """
+    again, drops = repeated_collectives(program.graph, solution), platform in _DROP_BARRIERS
     rings = {op.id: ring for ring in chosen_rings(program.graph, solution) for op in ring.ops}
-    return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution, again, count(_FIRST_NUMBER), rings))
+
+    def run(*blocks: jax.Array) -> Arrays:
+        return run_graph(program.graph, blocks, LocalTarget(solution, again, count(_FIRST_NUMBER), rings, drops))
+
+    return run
 
 
 def sharded_function(program: TracedProgram, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:
@@ -214,7 +253,7 @@ def sharded_function(program: TracedProgram, solution: Solution, mesh: jax.shard
     """
     before, after = program.graph.inputs, program.graph.returned
     ins, outs = input_layouts(program, solution), output_layouts(program, solution)
-    local, sizes = lower_program(program, solution), solution.mesh.sizes_by_name
+    local, sizes = lower_program(program, solution, mesh.devices.flat[0].platform), solution.mesh.sizes_by_name
     blocks = [layout.local_shape(value.shape, sizes) for layout, value in zip(ins, before, strict=True)]
     mapped: Callable[..., Iterable[jax.Array]] = jax.shard_map(
         lambda *full: tuple(_full(local(*_filled(full, before, blocks)), after)),
@@ -225,6 +264,10 @@ def sharded_function(program: TracedProgram, solution: Solution, mesh: jax.shard
     )
     whole = [value.shape for value in after]
     return lambda *arrays: _typed(_filled(mapped(*_full(arrays, before)), after, whole), program.outputs)
+
+
+def _is_number(x: jax.Array) -> bool:
+    return x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _specs(layouts: Iterable[Layout], values: Sequence[Value | Literal]) -> tuple[PartitionSpec, ...]:

@@ -154,7 +154,8 @@ class BoundedConfiguration:
         """Plan the configuration."""
         assert self.stages is not None and self.program is not None
         options, program = self.stages.options, self.stages.with_uneven_pins(self.program)
-        return plan_best_variant(program, options.mesh, self.stages.user_pins, options.memory).plan
+        pins, remat = self.stages.user_pins, options.remat == "auto"
+        return plan_best_variant(program, options.mesh, pins, options.memory, remat=remat).plan
 
 
 @dataclass
@@ -228,6 +229,7 @@ class ConfigurationSearch:
             axis_names=program.axis_names,
             constraints=program.constraints,
             uneven=program.uneven,
+            remat=program.remat,
         )
 
     def _program(self, stages: CallStages, config: Configuration) -> TracedProgram:

@@ -43,6 +43,7 @@ BYTES_PER_UNIT = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+REMAT = ("off", "auto")  # who says what is computed again: the step alone, or the planner
 UNEVEN = ("error", "replicate", "pad")  # what becomes of a pin that does not divide
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -78,6 +79,7 @@ class Options:
     constraints: str = "keep"
     mapped: bool = False
     uneven: str = "error"
+    remat: str = "off"
     notes: tuple[str, ...] = ()
 
     def at_hand(self) -> "Options":
@@ -212,6 +214,7 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         constraints=parse_constraints(given["constraints"], rows),
         mapped=given["mapped"],
         uneven=parse_uneven(given["uneven"], rows),
+        remat=_parse_remat(given["remat"], plan, rows),
     )
     rows += argument_faults(step, made)
     if rows:
@@ -381,6 +384,22 @@ def parse_constraints(given: object, rows: list[str]) -> str:
         rows.append(f"constraints: {is_a(given)}, neither 'keep' nor 'ignore'{near}")
         return CONSTRAINTS[0]
     return given
+
+
+def parse_remat(remat: object, rows: list[str]) -> str:
+    """Return who says what is computed again; append a fault if it is none of ``REMAT``."""
+    if isinstance(remat, str) and remat in REMAT:
+        return remat
+    choices = " or ".join(map(repr, REMAT))
+    rows.append(f"remat: {remat!r} is not {choices}{nearest(remat, REMAT) if isinstance(remat, str) else ''}")
+    return REMAT[0]
+
+
+def _parse_remat(remat: object, plan: Plan | None, rows: list[str]) -> str:
+    found = parse_remat(remat, rows)
+    if found != REMAT[0] and plan:
+        rows.append(f"remat: plan= runs a plan as it is, remat={remat!r} looks for another one; leave one of them out")
+    return found
 
 
 def parse_uneven(uneven: object, rows: list[str]) -> str:

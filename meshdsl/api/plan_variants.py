@@ -20,10 +20,12 @@ that was not, and why.
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from meshdsl.api.buckets import plan_with_buckets
 from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
+from meshdsl.api.remat import Remat, ResidualCosts, plan_recomputing
 from meshdsl.errors import MemoryLimitError
 from meshdsl.ir.graph import Op, TracedProgram, walk
 from meshdsl.ir.index import graph_index
@@ -41,6 +43,9 @@ from meshdsl.plan.rings import with_best_rings
 from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
+from meshdsl.recomputation.levels import kept_effects
+from meshdsl.recomputation.min_cut import RematChoice
+from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
 from meshdsl.util.text import percent_text, seconds_text
 
@@ -94,6 +99,7 @@ def plan_best_variant(
     overlap: Overlap = OFF,
     seconds: float | None = None,
     limits: SearchLimits = DEFAULT_LIMITS,
+    remat: bool = False,
 ) -> PlannedProgram:
     """Return the fastest variant of a program that was found, with its plan.
 
@@ -102,19 +108,20 @@ def plan_best_variant(
       overlap: how communication is hidden behind computation (``meshdsl.api.overlap``, ``meshdsl.plan.prefetch``).
       seconds: of planning, after which nothing more is tried to improve the plan and its bound.
       limits: what the planner may spend.
+      remat: residuals may be computed again in the backward pass (``meshdsl.api.remat``).
 
     Raises:
       PinError: the pins contradict each other, or the program.
       MemoryLimitError: no plan within the limit was found.
     """
-    large = _is_large(program, limits)
+    large, searched = _is_large(program, limits), _briefly(limits) if remat else limits
     candidates, clock = padded_sizes(program, mesh, reductions=not large), Deadline(seconds)
 
     def attempt(sizes: Sizes, regions: bool = False) -> Variant:
         padded = padded_variant(program, sizes, mesh, user_pins, regions)
         pins = user_pins.resolve(padded, mesh)
         try:
-            return Variant(sizes, padded, pins, solve(padded, mesh, pins, memory, clock, limits), regions)
+            return Variant(sizes, padded, pins, solve(padded, mesh, pins, memory, clock, searched), regions)
         except MemoryLimitError as error:
             return Variant(sizes, padded, pins, error, regions)
 
@@ -149,14 +156,79 @@ def plan_best_variant(
             best = trial
 
     with worker_pool() as start:
-        if isinstance(best.outcome, SearchResult):
-            best = replace(best, outcome=best.outcome.polish(start))
+        best = best.polished(start)
+        if remat:
+            limit = mesh.topology.memory if memory is None else memory
+            again = _recomputing(best, mesh, user_pins, limit, clock, limits)
+            best, remarks = _with_or_without(best, again and again.polished(start))
+            notes += remarks
         planned = _finish(best, [*program.notes, *notes], overlap, start)
     if not clock.has_stopped:
         return planned
     stopped = f"planning stopped at the time limit of {seconds_text(clock.seconds or 0.0)}: best plan so far"
     note = f"{stopped}, within {percent_text(planned.plan.gap)} of the optimum"
     return replace(planned, plan=replace(planned.plan, notes=(*planned.plan.notes, note)))
+
+
+def _recomputing(
+    best: "Variant", mesh: Mesh, user_pins: UserPins, limit: float, clock: Deadline, limits: SearchLimits
+) -> "Variant | None":
+    """Return the fastest variant found that computes residuals again; None if that cannot be of use.
+
+    The plan that keeps everything is the fastest if it does not feel the memory limit.
+    """
+    found, program = best.outcome, best.program
+    if _is_staged(program) or clock.expired() or (isinstance(found, SearchResult) and not found.fit.is_constrained):
+        return None
+    if isinstance(found, SearchResult):
+        free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
+    else:
+        free, kept = solve(program, mesh, best.pins, inf, clock, limits), None
+    costs, kept_seconds = ResidualCosts.of(free, limit), best.seconds
+    quick = replace(_briefly(limits), memory_branch_boxes_smallest=0)
+
+    def attempt(choice: RematChoice, limits: SearchLimits = quick) -> Variant:
+        made = recomputing(program, choice.ops)
+        pins = user_pins.resolve(made.program, mesh)
+        known = Remat(choice, made, costs, (free.peak.bytes, free.seconds), kept)
+        try:
+            outcome: SearchResult | MemoryLimitError = solve(made.program, mesh, pins, limit, clock, limits)
+        except MemoryLimitError as error:
+            outcome = error
+        return replace(best, program=made.program, pins=pins, outcome=outcome, remat=known)
+
+    best_found = plan_recomputing(costs, free.peak.bytes - limit, attempt)
+    if best_found and best_found.remat and best_found.seconds == kept_seconds == inf:  # how much it would take
+        return attempt(best_found.remat.choice, limits)
+    return best_found
+
+
+def _briefly(limits: SearchLimits) -> SearchLimits:
+    """Return limits with which errors do not report on larger meshes, which takes longer than the search."""
+    return replace(limits, memory_mesh_doublings=0)
+
+
+def _is_staged(program: TracedProgram) -> bool:
+    return program.pipeline is not None and bool(program.pipeline.axis)
+
+
+def _with_or_without(best: "Variant", again: "Variant | None") -> "tuple[Variant, list[str]]":
+    """Return the faster of the plan that keeps everything and the one that does not, with notes on the choice."""
+    if again is None:
+        why = "the fastest plan that keeps everything fits the memory"
+        if _is_staged(best.program):
+            why = "recompute= of the pipeline says what its stages compute again"
+        elif isinstance(best.outcome, MemoryLimitError):
+            why = "there is nothing that can be"
+        return best, [f"nothing is computed again: {why} (remat='auto')"]
+    why = "has effects and runs once: its results are kept"
+    once = [f"{op.name} at {op.source} {why}" for op in kept_effects(best.program)]
+    if again.seconds < best.seconds:
+        return again, once
+    if isinstance(best.outcome, MemoryLimitError):
+        text = "that is with activations computed again (remat='auto'); a plan that keeps them all needs more"
+        return replace(again, outcome=MemoryLimitError("\n".join((str(again.outcome), text, *once)))), once
+    return best, [f"nothing is computed again (remat='auto'): {best}; with the best choice found, {again}"]
 
 
 def least_variant_seconds(program: TracedProgram, mesh: Mesh, limits: SearchLimits = DEFAULT_LIMITS) -> float:
@@ -199,6 +271,8 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
     solution = replace(solution, lower_bound=min(bound.result(), solution.seconds))
     plan = replace(plan, padded=tuple(best.sizes.items()), regions=best.regions, solution=solution)
+    if best.remat:
+        plan = replace(plan, recomputation=best.remat.facts(program, solution, found.model.problem.op_classes))
     return PlannedProgram(program, plan, replace(best, outcome=found.released()), overlap)
 
 
@@ -207,18 +281,37 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of a program, with its search result, or the reason why no plan fits the memory."""
+    """One variant of a program, with its search result, or the reason why no plan fits the memory.
+
+    Args:
+      sizes: lengths that are padded.
+      program: the variant.
+      pins: its pins.
+      outcome: of its search.
+      regions: parts of dims that are only reduced are computed where they lie.
+      remat: what it computes again by the planner's choice.
+    """
 
     sizes: Sizes
     program: TracedProgram
     pins: Pins
     outcome: SearchResult | MemoryLimitError
     regions: bool = False
+    remat: Remat | None = None
 
     @property
     def seconds(self) -> float:
         """Seconds of the plan; infinite if none fits the memory."""
         return self.outcome.seconds if isinstance(self.outcome, SearchResult) else float("inf")
+
+    @property
+    def spare(self) -> float:
+        """Bytes that the plan leaves of the limit."""
+        return self.outcome.limit - self.outcome.peak.bytes if isinstance(self.outcome, SearchResult) else -inf
+
+    def polished(self, start: Submit) -> "Variant":
+        """Return the variant with the same or a better plan."""
+        return replace(self, outcome=self.outcome.polish(start)) if isinstance(self.outcome, SearchResult) else self
 
     def named(self, n: int) -> str:
         """Return the inputs that are padded from ``n``, else those of that length, else the first operation on it."""

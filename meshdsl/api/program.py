@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshdsl.api.options import parse_constraints, parse_uneven
+from meshdsl.api.options import parse_constraints, parse_remat, parse_uneven
 from meshdsl.api.overlap_option import Overlap, parse_overlap
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, called, faults, is_a
@@ -50,6 +50,7 @@ class Program:
       axis_names: mesh axes by the axis names of the step's collectives, as in ``parallelize``.
       constraints: what shardings of jax inside the step do, as in ``parallelize``.
       uneven: what becomes of pins that do not divide, as in ``parallelize``.
+      remat: whether the planner chooses what the backward pass computes again, as in ``parallelize``.
 
     Raises:
       ArgumentError: lists all fields that are not of these kinds.
@@ -73,6 +74,7 @@ class Program:
     axis_names: Mapping[str, str | Sequence[str]] | None = None
     constraints: str = "keep"
     uneven: str = "error"
+    remat: str = "off"
 
     def __post_init__(self) -> None:
         """Check the kinds of all fields."""
@@ -99,6 +101,7 @@ class Program:
             rows.append(f"axis_names: {is_a(self.axis_names)}, not a dict of mesh axes by axis names")
         parse_constraints(self.constraints, rows)
         parse_uneven(self.uneven, rows)
+        parse_remat(self.remat, rows)
         if rows:
             raise ArgumentError(faults("invalid arguments of Program:", rows))
 
@@ -183,4 +186,5 @@ def parallelize_program(
         axis_names=program.axis_names,
         constraints=program.constraints,
         uneven=program.uneven,
+        remat=program.remat if plan is None else "off",
     )

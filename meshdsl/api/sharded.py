@@ -76,6 +76,7 @@ def parallelize(
     axis_names: Mapping[str, str | Sequence[str]] | None = None,
     constraints: str = "keep",
     uneven: str = "error",
+    remat: str = "off",
 ) -> "Sharded[Params, Result]":
     """Return the step as a function that is planned over ``mesh`` and runs as planned.
 
@@ -119,6 +120,10 @@ def parallelize(
         ``"error"``, ``"replicate"`` (over these axes, for that array), or ``"pad"`` (replicated at the step's boundary,
         padded, split and masked inside: the numbers are those of the step as written). A note in the plan and one line
         in the log name the array.
+      remat: what the backward pass computes again instead of keeping it. ``"off"``, the default: what the step says by
+        ``jax.checkpoint``. ``"auto"``: besides, residuals that the planner chooses, if the fastest plan that keeps them
+        all exceeds the memory and a plan that computes some again is the fastest of those that fit
+        (``plan.recomputation``, ``plan.waterfall``).
 
     Returns:
       The sharded step, with the parameters, the result, the name and the documentation of ``step``.
@@ -156,6 +161,7 @@ def parallelize(
         constraints=constraints,
         mapped=inner is not None,
         uneven=uneven,
+        remat=remat,
     )
     return Sharded(inner or step, options)
 

@@ -48,6 +48,8 @@ from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.types import Array
 from meshdsl.plan.validate import check_runnable, check_same_program
+from meshdsl.recomputation.levels import recomputable
+from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.trace import Call, trace_call
 from meshdsl.trace.device_axes import DeviceMap
 from meshdsl.trace.shard_maps import check_stated_specs, explicit_specs
@@ -218,7 +220,8 @@ class CallStages:
 
     def _plan(self, pins: UserPins) -> PlannedProgram:
         o = self.options
-        return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit)
+        remat = o.remat == "auto"
+        return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit, remat=remat)
 
     def takes(self, given: GivenLayouts) -> bool:
         """Whether arguments lie where the plan takes them, those that lie anywhere."""
@@ -262,8 +265,10 @@ class CallStages:
         return PlannedProgram(padded, plan)
 
     def _padded_as(self, plan: Plan) -> TracedProgram:
-        """Return the program with the lengths padded that ``plan`` pads, and its regions where they lie."""
-        return padded_variant(self.program, dict(plan.padded), self.options.mesh, self.user_pins, plan.regions)
+        """Return the program with the lengths padded that ``plan`` pads, its regions and what it computes again."""
+        padded = padded_variant(self.program, dict(plan.padded), self.options.mesh, self.user_pins, plan.regions)
+        again = frozenset(plan.recomputation.ops if plan.recomputation else ())
+        return recomputing(padded, again & recomputable(padded)).program  # of another program, other operations
 
     @property
     def executable(self) -> Executable:
@@ -285,7 +290,7 @@ class CallStages:
     def most_divided(self) -> "CallStages":
         """The stages of the same call planned to divide as much as they can, within the same pins."""
         mesh = Mesh(topology=SLOW_DEVICES, **self.options.mesh.sizes_by_name)
-        options = replace(self.options, mesh=mesh, plan=None, memory=None, overlap=OFF)
+        options = replace(self.options, mesh=mesh, plan=None, memory=None, overlap=OFF, remat="off")
         return CallStages(self.step, options, self.traced, settings=self.settings)
 
     def plan_pinned(self, layouts: Mapping[str, Layout | str]) -> Plan:

@@ -49,6 +49,10 @@ Chunks = Annotated[int | None, typer.Option("--chunks", help="chunks of layers p
 Recompute = Annotated[
     str | None, typer.Option("--recompute", help="activations to recompute in the backward pass: stage or none")
 ]
+RematWord = Annotated[
+    str | None,
+    typer.Option("--remat", help="let the planner choose what to recompute: off or auto; default: the program's"),
+]
 OverlapWord = Annotated[
     str | None, typer.Option("--overlap", help="hide communication: off, prefetch or full; default: the program's")
 ]

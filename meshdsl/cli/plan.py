@@ -19,6 +19,7 @@ from meshdsl.cli.options import (
     OverlapWord,
     ProgramName,
     Recompute,
+    RematWord,
     RulesText,
     SavedPlan,
     SavePlan,
@@ -46,6 +47,7 @@ def plan(
     schedule: ScheduleName = None,
     chunks: Chunks = None,
     recompute: Recompute = None,
+    remat: RematWord = None,
     overlap: OverlapWord = None,
     save: SavePlan = None,
     html: Annotated[Path | None, typer.Option(help="write the plan as an HTML page to this file")] = None,
@@ -54,7 +56,7 @@ def plan(
     """Plan a program's step and print the plan: layouts, collectives with their reasons, seconds, memory, gap."""
     check_writable(save, html)
     over = load_mesh(mesh, topology)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
     loaded = loaded if overlap is None else replace(loaded, overlap=overlap)
     found = _plan(program, loaded, over, rules, memory)
     if save is not None:
@@ -81,6 +83,7 @@ def check(
     schedule: ScheduleName = None,
     chunks: Chunks = None,
     recompute: Recompute = None,
+    remat: RematWord = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program again, over the mesh and topology of a saved plan, and show what changed.
@@ -91,7 +94,7 @@ def check(
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
     _show_difference("check", before.diff(_plan(program, loaded, before.mesh, rules, memory)), as_json)
 
 

@@ -32,6 +32,7 @@ def load_program(
     chunks: int | None = None,
     recompute: str | None = None,
     layouts: Sequence[str] | None = None,
+    remat: str | None = None,
 ) -> "Program":
     """The program that a file or a module defines, or that its function of this name returns.
 
@@ -42,6 +43,7 @@ def load_program(
       chunks: chunks per stage.
       recompute: what the backward pass recomputes.
       layouts: ``GLOB=LAYOUT`` each, which win over the program's layouts; those of equal globs are one layout.
+      remat: whether the planner chooses what is computed again, in place of what the program says.
 
     Raises:
       ArgumentError: there is no such program, or no such pipeline. Errors of the file's own code are not caught.
@@ -58,6 +60,7 @@ def load_program(
         from meshdsl.api.program import with_layouts
 
         program = with_layouts(program, pins)
+    program = program if remat is None else replace(program, remat=remat)
     return replace(program, pipeline=_pipeline(program, given)) if given else program
 
 

@@ -10,6 +10,7 @@ from meshdsl.cli.options import (
     LayoutTexts,
     MemoryText,
     ProgramName,
+    RematWord,
     RulesText,
     SavePlan,
     TopologyName,
@@ -48,6 +49,7 @@ def search(
     layouts: LayoutTexts = None,
     rules: RulesText = None,
     memory: MemoryText = None,
+    remat: RematWord = None,
     save: SavePlan = None,
     as_json: AsJSON = False,
 ) -> None:
@@ -58,7 +60,7 @@ def search(
     from meshdsl.api.mesh_search import search as search_meshes
 
     check_writable(save)
-    loaded = load_program(program, layouts=layouts)
+    loaded = load_program(program, layouts=layouts, remat=remat)
     with working(f"planning {program} on {devices} devices") as status:
         found = search_meshes(
             loaded,
@@ -79,6 +81,7 @@ def search(
     command = ["meshdsl", "plan", program, *_options(best, loaded), *(["--topology", topology] if topology else [])]
     command += [part for pin in layouts or () for part in ("--layouts", pin)]
     command += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
+    command += ["--remat", remat] if remat else []
     facts = {"devices": devices, "candidates": [candidate.facts for candidate in found.candidates]}
     show("search", found, facts, as_json)
     if best.plan is None:

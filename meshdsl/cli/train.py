@@ -19,6 +19,7 @@ from meshdsl.cli.options import (
     Microbatches,
     ProgramName,
     Recompute,
+    RematWord,
     RulesText,
     ScheduleName,
     TopologyName,
@@ -69,6 +70,7 @@ def train(
     schedule: ScheduleName = None,
     chunks: Chunks = None,
     recompute: Recompute = None,
+    remat: RematWord = None,
     steps: Annotated[int | None, typer.Option(min=1, help="steps of the run; default: the program's")] = None,
     folder: Annotated[
         str | None, typer.Option(help="folder of the run, also gs://bucket/run; default: runs/NAME")
@@ -172,7 +174,7 @@ def train(
     common = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
     together = nullcontext() if plan_ahead else joined(over, own, common, _explain, join_timeout)
     with together, output_to_stderr() if as_json else nullcontext():
-        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
+        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
         trained = skipping(loaded) if on_nan is OnNaN.skip else loaded
         planned = os.environ.get(PLANNED_FILE)
         session = Session(trained, over, rules, memory, is_supervised(), planned)

@@ -41,7 +41,17 @@ from meshdsl.layouts.placement import Placement, Split
 from meshdsl.layouts.reshard import ReshardStep, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Topology, written_fields
-from meshdsl.plan.types import Array, Collective, Line, PlanData, PrefetchedLoop, Span, Timing, Utilization
+from meshdsl.plan.types import (
+    Array,
+    Collective,
+    Line,
+    PlanData,
+    PrefetchedLoop,
+    Recomputation,
+    Span,
+    Timing,
+    Utilization,
+)
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.files import read_regular
 from meshdsl.util.lazy import Lazy
@@ -157,6 +167,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buckets: tuple[BucketRecord, ...] = ()
     parts: tuple[tuple[int, tuple[Collective, ...]], ...] = ()
     rings: tuple[RingRecord, ...] = ()
+    recomputation: Recomputation | None = None
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -259,7 +270,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
     lacking |= {"exposed": not plan.exposed, "buckets": not s.buckets, "parts": not given["parts"]}
-    lacking |= {"rings": not s.rings}
+    lacking |= {"rings": not s.rings, "recomputation": plan.recomputation is None}
     lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}

@@ -6,12 +6,12 @@ are not shown. The text depends on the plan alone.
 """
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.plan.types import LAUNCHES, Array, Collective, PlanData, PrefetchedLoop
+from meshdsl.plan.types import LAUNCHES, Array, Collective, PlanData, PrefetchedLoop, RecomputedValue
 from meshdsl.util.paths import Components, split_path
 from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
 
@@ -132,7 +132,7 @@ def _alternatives(part: Components) -> str:
 def plan_text(plan: PlanData) -> str:
     """The whole plan as text, at most about 120 columns wide."""
     return _text(
-        *(part(plan) for part in (_title, _pipeline, _inputs, _outputs, _collectives, _loops, _totals, _notes))
+        *(part(plan) for part in (_title, _pipeline, _inputs, _outputs, _collectives, _loops, _remat, _totals, _notes))
     )
 
 
@@ -259,6 +259,34 @@ def _loops(plan: PlanData) -> Iterator[str]:
             "sent behind",
         )
         yield from table([header, *map(_loop_row, plan.prefetched)])
+
+
+def _remat(plan: PlanData) -> Iterator[str]:
+    """What the backward pass computes again, and how the memory comes down from that of the plan that keeps it."""
+    if plan.recomputation is None:
+        return
+    by_name: dict[str, list[RecomputedValue]] = {}
+    for value in plan.recomputation.values:
+        by_name.setdefault(value.name, []).append(value)
+    sums = [
+        (name, len(each), sum(v.bytes for v in each), sum(v.seconds for v in each), sum(v.operations for v in each))
+        for name, each in by_name.items()
+    ]
+    rows = (
+        (name, _times(count), bytes_text(size), seconds_text(seconds), str(operations))
+        for name, count, size, seconds, operations in sorted(sums, key=lambda row: -row[2])
+    )
+    yield from table([("computed again", "", "saves", "takes", "operations"), *rows])
+    yield ""
+    first, *changes, last = plan.waterfall
+    steps = [(first.name, bytes_text(first.bytes), seconds_text(first.seconds))]
+    steps += [(each.name, _signed(bytes_text, each.bytes), _signed(seconds_text, each.seconds)) for each in changes]
+    steps.append((last.name, bytes_text(last.bytes), seconds_text(last.seconds)))
+    yield from table([("memory", "peak", "step"), *steps])
+
+
+def _signed(text: Callable[[float], str], number: float) -> str:
+    return f"{'-' if number < 0 else '+'}{text(abs(number))}"
 
 
 def _loop_row(loop: PrefetchedLoop) -> Sequence[str]:

@@ -124,6 +124,60 @@ class PrefetchedLoop(NamedTuple):
     exposed: float
 
 
+class RecomputedValue(NamedTuple):
+    """A value of the forward pass that the backward pass computes again instead of keeping it.
+
+    Args:
+      name: of the value, with the line of its operation.
+      bytes: that one device would hold to keep it, as the fastest plan that keeps everything lays it out.
+      seconds: per step, to compute it again, with what it is computed from where that is not kept either; collectives
+        that are waited for are included.
+      operations: that run twice for it.
+    """
+
+    name: str
+    bytes: int
+    seconds: float
+    operations: int
+
+
+class Recomputation(NamedTuple):
+    """What a step computes again in its backward pass; see ``meshdsl.api.remat``.
+
+    Args:
+      ops: ids of the operations that run twice, in the program that keeps everything.
+      values: what is computed again, in the order of the backward pass.
+      saved: bytes on a device that these are larger than what is kept to compute them from.
+      fastest: bytes and seconds of the fastest plan that keeps everything, whatever its memory.
+      kept: bytes and seconds of the best plan found within the limit that keeps everything; None if there is none.
+    """
+
+    ops: tuple[int, ...]
+    values: tuple[RecomputedValue, ...]
+    saved: int
+    fastest: tuple[int, float]
+    kept: tuple[int, float] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per step of all that is computed again."""
+        return sum(value.seconds for value in self.values)
+
+
+class MemoryStep(NamedTuple):
+    """A step from the fastest plan that keeps everything to a plan; the first and the last are whole plans.
+
+    Args:
+      name: what changes.
+      bytes: of the peak, or by which it changes.
+      seconds: of the step, or by which they change.
+    """
+
+    name: str
+    bytes: int
+    seconds: float
+
+
 # ---- The step in program order ---------------------------------------------------------------------------------------
 
 
@@ -236,6 +290,7 @@ class PlanData:
       timing: ``spans``, ``simulated_seconds``, ``exposed`` and ``utilization``, computed when one is first used.
       jax: version of jax that traced the step, which does not make plans unequal; empty in older files.
       prefetched: the loops that send collectives ahead or behind, in program order.
+      recomputation: what the backward pass computes again, if ``remat="auto"`` chose anything.
     """
 
     name: str
@@ -254,6 +309,7 @@ class PlanData:
     regions: bool = False
     jax: str = field(default="", compare=False)
     prefetched: tuple[PrefetchedLoop, ...] = ()
+    recomputation: Recomputation | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -317,6 +373,25 @@ class PlanData:
     def memory(self) -> int:
         """Predicted peak memory in bytes per device."""
         return self.solution.peak
+
+    @property
+    def waterfall(self) -> tuple[MemoryStep, ...]:
+        """The way from the fastest plan that keeps everything to this one; empty if nothing is computed again.
+
+        What layouts, gathered copies and live ranges change is what is left: they differ between both plans.
+        """
+        found = self.recomputation
+        if found is None:
+            return ()
+        size, seconds = found.fastest
+        again = f"computed again, {len(found.values)} value{'s' if len(found.values) != 1 else ''}"
+        rest = self.memory - size + found.saved, self.seconds - seconds - found.seconds
+        return (
+            MemoryStep("keep all", size, seconds),
+            MemoryStep(again, -found.saved, found.seconds),
+            MemoryStep("layouts and live ranges", *rest),
+            MemoryStep("this plan", self.memory, self.seconds),
+        )
 
     @property
     def lower_bound(self) -> float:

@@ -419,6 +419,7 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 REMATTED = "rematted_computation"  # in the name stack of what ``jax.checkpoint`` computes again
+RECOMPUTED = "recomputed"  # last part of the name stack of barriers in front of what the planner has computed again
 
 # ---- Shardings -------------------------------------------------------------------------------------------------------
 # A sharding that one of jax's own functions states is a constraint, as one by ``md.constrain`` is; so is one that an

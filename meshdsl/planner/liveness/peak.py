@@ -128,6 +128,18 @@ class Liveness:
             for body in bodies:
                 yield from self._bytes_by_op(body, held[at - block.start])
 
+    def fullest_by_op(self) -> dict[int, int]:
+        """Returns the live bytes while each op runs, by its id; for a loop, at the fullest point in its bodies."""
+        return dict(self._fullest_by_op(self.placed.timeline.step, 0))
+
+    def _fullest_by_op(self, block: BlockRange, outside: int) -> Iterator[tuple[int, int]]:
+        ops = self.placed.timeline.index.ops[block.start : block.stop]
+        totals = (self._totals(block)[0] + outside).tolist()
+        yield from ((op.id, total) for op, total in zip(ops, totals, strict=True) if op)
+        for at, bodies in block.loops:
+            for body in bodies:
+                yield from self._fullest_by_op(body, int(self._held[at]) + outside)
+
     def points_over(self, limit: float, count: int, spacing: int) -> list[ProgramPoint]:
         """Returns up to ``count`` program points over a limit of bytes, the fullest first.
 

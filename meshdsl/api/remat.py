@@ -1,0 +1,351 @@
+"""Choose what is computed again in the backward pass, so that the step fits the memory and is fast.
+
+Within a memory limit a plan divides more, gathers again and waits longer; or it computes residuals again
+(``meshdsl.recomputation``). Both are planned in turn:
+
+1. The fastest plan that keeps everything, whatever its memory, says what a residual holds on a device and what its
+   operation takes. If that plan fits, nothing is computed again.
+2. At a price of memory the cheapest choice of what is computed again is a minimum cut (``remat.min_cut``). Keeping a
+   value costs something only if it lives where that plan exceeds the limit. Prices from nothing to everything give a
+   ladder of choices, each with fewer bytes and more work than the one before.
+3. Rungs of the ladder are planned within the limit, beginning with the first that saves as much as is needed, up and
+   down as long as plans get faster.
+4. What memory that leaves is filled: residuals that are worth most are kept again, one by one.
+
+The fastest of all plans is taken, that which keeps everything among them.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import inf, prod
+from typing import NamedTuple, Protocol, TypeVar
+
+from meshdsl.ir.graph import Graph, Op, TracedProgram, Value, walk
+from meshdsl.ir.index import graph_index
+from meshdsl.ir.rewrite import values
+from meshdsl.ir.solution import Solution
+from meshdsl.layouts.collective_cost import COLLECTIVES
+from meshdsl.plan.op_times import OpTimes
+from meshdsl.plan.reasons import Reasons, collectives_inside
+from meshdsl.plan.types import Recomputation, RecomputedValue
+from meshdsl.planner.costs.op_cost import VIEWS
+from meshdsl.planner.liveness.peak import Liveness
+from meshdsl.planner.liveness.timeline import Timeline, copy_timeline
+from meshdsl.planner.problem.variables import OpClasses
+from meshdsl.planner.solve import SearchResult
+from meshdsl.recomputation.levels import layer_loops, levels, reads_residual, recomputable
+from meshdsl.recomputation.min_cut import RematChoice, RematPrices, cheapest_recomputation
+from meshdsl.recomputation.rewrite import Recomputing
+from meshdsl.recomputation.segments import boundary_ops
+from meshdsl.trace.annotate import FORWARD
+
+PRICES = 24  # of memory, from one at which nothing is computed again to one at which everything is
+STEP = 1.8  # ratio of two prices
+PLANS = 6  # rungs of the ladder that are planned
+FILLED = 3  # plans with one residual more that is kept
+LONGEST = 0.25  # by which a residual that lives through the whole step is dearer than one that is read at once
+NEXT_TO_NOTHING = 1e-9  # price at which only what costs nothing is computed again, as part of the middle one
+NEGLIGIBLE = 1e-3  # share of the seconds of a choice that is not worth a plan
+
+
+# ---- What residuals hold, and what operations take -------------------------------------------------------------------
+
+
+class Rung(NamedTuple):
+    """A choice and the price of memory at which it is the cheapest, in seconds per byte."""
+
+    choice: RematChoice
+    price: float
+
+
+@dataclass(frozen=True)
+class ResidualCosts:
+    """The two sides of the choice, under the layouts of one plan.
+
+    Args:
+      program: that is planned.
+      ops: the operations that can run twice.
+      held: by value id, the bytes on a device to keep a value for the backward pass; 0 where memory is not short.
+      lasting: by value id, how long it would be kept, from 0 to 1.
+      again: by op id, the seconds per step to run an operation twice.
+      fused: ids of values outside of loops that take no memory: they are views, or fused with what reads them.
+      reasons: names of values.
+    """
+
+    program: TracedProgram
+    ops: frozenset[int]
+    held: Mapping[int, int]
+    lasting: Mapping[int, float]
+    again: Mapping[int, float]
+    fused: frozenset[int]
+    reasons: Reasons
+
+    @classmethod
+    def of(cls, found: SearchResult, limit: float) -> "ResidualCosts":
+        """Returns the costs under the plan of a search; memory is short where that plan exceeds a limit."""
+        problem, solution = found.model.problem, found.unproved_solution()
+        graph, s = problem.program.graph, solution
+        reasons = Reasons(problem.program, solution)
+        times = OpTimes(problem.program, solution, reasons, problem.op_classes)
+        placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees)
+        fullest = Liveness(placed, found.fitter.pins.donated).fullest_by_op()
+        held, lasting = dict[int, int](), dict[int, float]()
+        for level in levels(graph):
+            for value, size, part in _gaps(level, solution, fullest, limit):
+                held[value.id], lasting[value.id] = size, part
+        again = seconds_again(problem.program, solution, times)
+        fused = frozenset(_fused(graph, placed.timeline))
+        held |= dict.fromkeys(fused, 0)
+        kept = frozenset[int]().union(*(boundary_ops(level, held, fused) for level in levels(graph)))
+        return cls(problem.program, recomputable(problem.program) - kept, held, lasting, again, fused, reasons)
+
+    def choice(self, price: float, kept: frozenset[int] = frozenset()) -> RematChoice:
+        """Returns the cheapest choice at a price of memory in seconds per byte.
+
+        Args:
+          kept: ids of values that are kept in any case.
+        """
+        sizes = {v: 0 if v in kept else size for v, size in self.held.items()}
+        prices = {v: price * size * (1 + LONGEST * self.lasting.get(v, 0.0)) for v, size in sizes.items()}
+        prices |= dict.fromkeys(self.fused, inf)
+        return cheapest_recomputation(self.program.graph, self.ops, RematPrices(prices, self.again))
+
+    def ladder(self) -> list[Rung]:
+        """Returns choices with more and more work, without that which keeps everything."""
+        if not self._middle_price:
+            return []
+        prices = (self._middle_price * STEP ** (i - PRICES // 2) for i in range(PRICES))
+        rungs = [Rung(self.choice(price), price) for price in prices]
+        return list({rung.choice.ops: rung for rung in reversed(rungs) if rung.choice.ops}.values())[::-1]
+
+    @cached_property
+    def _middle_price(self) -> float:
+        """The price at which all values together are worth as much as all operations."""
+        size = sum(self.held.values())
+        return sum(self.again.get(op, 0.0) for op in self.ops) / size if size else 0.0
+
+    @cached_property
+    def as_written(self) -> RematChoice:
+        """The choice in which hardly anything is computed again."""
+        return self.choice(self._middle_price * NEXT_TO_NOTHING)
+
+    @cached_property
+    def results(self) -> dict[int, tuple[int, ...]]:
+        """Per operation, the ids of its results."""
+        return {op.id: tuple(v.id for v in op.outputs) for _, op in walk(self.program.graph)}
+
+    def saved(self, choice: RematChoice) -> int:
+        """Returns the bytes on a device that a choice keeps less than the step as it is written."""
+        return self.bytes(self.as_written) - self.bytes(choice)
+
+    def bytes(self, choice: RematChoice) -> int:
+        """Returns the bytes on a device of all that a choice keeps where memory is short."""
+        return sum(self.held.get(v, 0) for v in choice.kept)
+
+    def seconds(self, choice: RematChoice) -> float:
+        """Returns the seconds per step that a choice takes longer."""
+        return sum(self.again.get(op, 0.0) for op in choice.ops)
+
+
+def _gaps(
+    level: Graph, solution: Solution, fullest: Mapping[int, int], limit: float
+) -> Iterator[tuple[Value, int, float]]:
+    """Yields the values of a level's forward pass with their bytes on a device and how long they would be kept."""
+    sizes = solution.mesh.sizes_by_name
+    position = {op.id: i for i, op in enumerate(level.ops)}
+    over = [0, *accumulate(fullest[op.id] > limit for op in level.ops)]
+    needed = dict[int, int]()
+    for i, op in enumerate(level.ops):
+        for x in values(op.inputs) if reads_residual(op) else ():
+            needed.setdefault(x.id, i)
+    for op in reversed(level.ops):
+        if op.phase == FORWARD:
+            first = min((needed[v.id] for v in op.outputs if v.id in needed), default=len(level.ops))
+            for x in values(op.inputs) if first < len(level.ops) else ():
+                needed[x.id] = min(first, needed.get(x.id, first))
+
+    def local(v: Value) -> int:
+        return int(prod(solution.layouts[v.id].local_shape(v.shape, sizes)) * v.itemsize)
+
+    def part(start: int, stop: int) -> tuple[int, float]:
+        return over[stop] - over[start], (stop - start) / len(level.ops)
+
+    for i, op in enumerate(level.ops):
+        for v in op.outputs if op.phase == FORWARD else ():
+            if v.id in needed:
+                full, lasting = part(min(i + 1, needed[v.id]), needed[v.id])
+                yield v, local(v) if full else 0, lasting
+    for loops in layer_loops(level):
+        full, lasting = part(position[loops.forward.id], position[loops.backward.id] + 1)
+        body, length = loops.forward.bodies[0], loops.forward.params["length"]
+        for v in (*body.inputs, *(v for op in body.ops for v in op.outputs)):
+            yield v, length * local(v) if full else 0, lasting
+
+
+def _fused(graph: Graph, timeline: Timeline) -> Iterator[int]:
+    """Yields the values of levels, outside of loops over layers, that take no memory of their own."""
+    index = timeline.index
+    for level in levels(graph):
+        for op in level.ops:
+            is_view = op.name in VIEWS or op.name == "constrain"
+            yield from (v.id for v in op.outputs if is_view or not timeline.has_memory[index.number_of(v.id)])
+
+
+def seconds_again(program: TracedProgram, solution: Solution, times: OpTimes) -> dict[int, float]:
+    """Returns per operation its seconds per step and those of collectives that it waits for, its bodies included."""
+    reasons, sent = Reasons(program, solution), dict[int, float]()
+    for value, steps in solution.trees.items():
+        for step in steps:
+            if step.kind in COLLECTIVES:
+                consumer = reasons.consumer(value, step).id
+                sent[consumer] = sent.get(consumer, 0.0) + step.seconds
+    for inside in collectives_inside(program.graph, solution):
+        sent[inside.op.id] = sent.get(inside.op.id, 0.0) + inside.seconds
+    found = dict[int, float]()
+
+    def add(op: Op, trips: int) -> float:
+        own = trips * (times.seconds(op) + sent.get(op.id, 0.0))
+        found[op.id] = own + sum(add(each, body.trips) for body in op.bodies for each in body.ops)
+        return found[op.id]
+
+    for op in program.graph.ops:
+        add(op, program.graph.trips)
+    return found
+
+
+# ---- Plans -----------------------------------------------------------------------------------------------------------
+
+
+class Planned(Protocol):
+    """A plan under a choice, or the reason why there is none."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the plan; infinite if none fits the memory."""
+        ...
+
+    @property
+    def spare(self) -> float:
+        """Bytes that the plan leaves of the limit."""
+        ...
+
+
+P = TypeVar("P", bound=Planned)
+
+
+def plan_recomputing(costs: ResidualCosts, excess: float, attempt: Callable[[RematChoice], P]) -> P | None:
+    """Returns the fastest plan found that computes something again; None if there is nothing to compute again.
+
+    If none fits, the one that computes most again is returned.
+
+    Args:
+      costs: of residuals.
+      excess: bytes by which the plan that keeps everything exceeds the limit.
+      attempt: plans the program under a choice, within the limit.
+    """
+    ladder, tried = costs.ladder(), dict[int, P]()
+    if not ladder:
+        return None
+
+    def at(i: int) -> P:
+        if i not in tried:
+            tried[i] = attempt(ladder[i].choice)
+        return tried[i]
+
+    saved, last = [costs.saved(rung.choice) for rung in ladder], len(ladder) - 1
+    best = min(bisect_left(saved, excess), last)
+    while at(best).seconds == inf and best < last:  # up to the first that fits
+        best = last if len(tried) >= PLANS // 2 else (best + last + 1) // 2
+    if tried[best].seconds == inf:
+        return tried[best]
+    while len(tried) < PLANS:
+        around = [i for i in (best - 1, best + 1) if 0 <= i <= last and i not in tried]
+        if not around:
+            break
+        if at(around[0]).seconds < tried[best].seconds:
+            best = around[0]
+    return _filled(costs, ladder[best], tried[best], attempt)
+
+
+def _filled(costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematChoice], P]) -> P:
+    """Returns the plan with residuals kept in the memory that it leaves, as far as that is faster."""
+    kept, choice, refused = frozenset[int](), rung.choice, set[int]()
+    for _ in range(FILLED):
+        spare, more = best.spare, list[int]()
+        for value, size in _worth_keeping(costs, rung, choice, kept, refused):
+            if size <= spare:
+                more.append(value)
+                spare -= size
+        if not more:
+            break
+        trial_choice = costs.choice(rung.price, kept.union(more))
+        trial = attempt(trial_choice)
+        if trial.seconds < best.seconds:
+            best, choice, kept = trial, trial_choice, kept.union(more)
+        else:
+            refused.update(more[1:] or more)
+    return best
+
+
+def _worth_keeping(
+    costs: ResidualCosts, rung: Rung, choice: RematChoice, kept: frozenset[int], refused: Collection[int]
+) -> list[tuple[int, int]]:
+    """Returns values that are computed again with the bytes to keep them, those that save most time first."""
+    found, seconds = list[tuple[float, int, int]](), costs.seconds(choice)
+    for op in sorted(op for op in choice.ops if costs.again[op] > NEGLIGIBLE * seconds):
+        for value in costs.results[op]:
+            if value not in kept and value not in refused and costs.held.get(value):
+                gain = seconds - costs.seconds(costs.choice(rung.price, kept | {value}))
+                if gain > NEGLIGIBLE * seconds:
+                    found.append((gain, value, costs.held[value]))
+    return [(value, size) for _, value, size in sorted(found, reverse=True)]
+
+
+# ---- Facts -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Remat:
+    """What a program computes again, for its plan.
+
+    Args:
+      choice: the operations that run twice.
+      made: the program in which they do.
+      costs: by which they were chosen.
+      fastest: bytes and seconds of the fastest plan that keeps everything.
+      kept: those of the best one within the limit, if there is any.
+    """
+
+    choice: RematChoice
+    made: Recomputing
+    costs: ResidualCosts
+    fastest: tuple[int, float]
+    kept: tuple[int, float] | None
+
+    def facts(self, program: TracedProgram, solution: Solution, classes: OpClasses) -> Recomputation:
+        """Returns what is computed again, under a solution of the program in which it is."""
+        times = OpTimes(program, solution, Reasons(program, solution), classes)
+        again, producer = seconds_again(program, solution, times), graph_index(program.graph)
+        found, held = list[RecomputedValue](), self.costs.held
+        for residual in self.made.residuals:
+            ops = {op.id for v in residual.copies if (op := producer.ops[producer.producer[producer.number_of(v.id)]])}
+            kept = [v for v in residual.originals if v in self.costs.as_written.kept]
+            name = self.costs.reasons.name_and_line(max(kept, key=lambda v: held.get(v, 0), default=residual.value))
+            name += f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+            size, last = sum(held.get(v, 0) for v in kept), found[-1] if found else None
+            each = RecomputedValue(name, size, sum(again[op] for op in ops), len(ops))
+            if last and 0 in (size, last.bytes):  # what takes no memory belongs to what it is computed with
+                found[-1] = RecomputedValue(
+                    (last if last.bytes else each).name,
+                    last.bytes + size,
+                    last.seconds + each.seconds,
+                    last.operations + each.operations,
+                )
+            else:
+                found.append(each)
+        return Recomputation(
+            tuple(sorted(self.choice.ops)), tuple(found), self.costs.saved(self.choice), self.fastest, self.kept
+        )
