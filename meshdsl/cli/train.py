@@ -73,7 +73,7 @@ def train(
     remat: RematWord = None,
     steps: Annotated[int | None, typer.Option(min=1, help="steps of the run; default: the program's")] = None,
     folder: Annotated[
-        str | None, typer.Option(help="folder of the run, also gs://bucket/run; default: runs/NAME")
+        str | None, typer.Option(help="folder of the run, also gs://bucket/run or s3://bucket/run; default: runs/NAME")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint in the folder")] = False,
     save_every: Annotated[int, typer.Option(min=1, help="steps between checkpoints")] = 50,

@@ -41,9 +41,9 @@ from meshdsl.training.observing.events import COMPILED, FIRST_STEP, LAST_STEP, a
 from meshdsl.training.observing.metrics import History, Metrics, MetricsFile, OnMetrics, RecentLosses
 from meshdsl.training.observing.profile import Profile
 from meshdsl.training.observing.step_times import DeviceMemory, SlowestProcess, StepTimes
-from meshdsl.training.saving.checkpoint import Checkpoints, State
+from meshdsl.training.saving.checkpoint import FACTS, Checkpoints, State
 from meshdsl.training.saving.folder import CHECKPOINTS, METRICS, PROFILE
-from meshdsl.training.saving.storage import Mirror
+from meshdsl.training.saving.storage import CheckpointCopies, Mirror, is_staged
 from meshdsl.training.sink import Sink, check_sink
 from meshdsl.util.text import seconds_text
 
@@ -257,8 +257,21 @@ class Run:
     def checkpoints(self) -> Checkpoints:
         """Opens the checkpoints."""
         publish = Mirror(self.folder, self.bucket).publish if self.bucket else None
-        folder = epath.Path(self.place) / CHECKPOINTS
-        return Checkpoints(folder, self.keep, self.keep_every, self.facts, not self.saves_non_finite, publish)
+        copy = self.copies.add if is_staged(self.bucket) else None
+        folder = epath.Path(self.folder if is_staged(self.bucket) else self.place) / CHECKPOINTS
+        return Checkpoints(folder, self.keep, self.keep_every, self.facts, not self.saves_non_finite, publish, copy)
+
+    @property
+    def copies(self) -> CheckpointCopies:
+        """The copies of checkpoints in a bucket that orbax cannot write to."""
+        bucket = f"{self.bucket}/{CHECKPOINTS}"
+        return CheckpointCopies(self.folder / CHECKPOINTS, bucket, FACTS, self.keep, self.keep_every)
+
+    def fetch(self) -> None:
+        """Copies to the local folder what other machines wrote to the bucket."""
+        Mirror(self.folder, self.bucket).fetch()
+        if is_staged(self.bucket):
+            self.copies.fetch()
 
 
 @dataclass(frozen=True)

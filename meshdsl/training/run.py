@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from etils import epath
 from jax.tree_util import keystr
 
 from meshdsl.api import Program, Sharded
@@ -46,7 +45,7 @@ from meshdsl.training.observing.profile import Profile
 from meshdsl.training.observing.trackers import trackers
 from meshdsl.training.saving.checkpoint import Checkpoints, State, versions
 from meshdsl.training.saving.folder import CHECKPOINTS, METRICS, check_free, shared_folder
-from meshdsl.training.saving.storage import Mirror, check_backend, reported
+from meshdsl.training.saving.storage import Mirror, check_backend, is_remote, is_staged, names_in, reported
 from meshdsl.training.sink import Sink
 from meshdsl.training.supervision.contingency import plan_file
 from meshdsl.util.terminal import print_fitted, terminal
@@ -316,8 +315,10 @@ def check_folder(folder: Path, resume: bool, bucket: str = "") -> None:
 def check_new(folder: Path | str) -> None:
     """Raises ArgumentError if the folder holds a run."""
     with reported(f"{folder} cannot be the folder of a run", ArgumentError):
-        place = epath.Path(folder) / CHECKPOINTS
-        held = place.exists() and any(each.name[0].isdigit() for each in place.iterdir())
+        place = f"{folder}/{CHECKPOINTS}"
+        local = os.listdir(place) if os.path.isdir(place) else []
+        names = names_in(place) if is_remote(folder) else local
+        held = any(name[0].isdigit() for name in names)
     if held:
         raise ArgumentError(f"{folder} holds a run: --resume continues it, --folder names another place")
 
@@ -372,11 +373,13 @@ class Session:
         """
         check_trainable(self.program)
         run = replace(run, steps=run.steps or steps_of(self.program))
-        with shared_folder(run.place, self.supervised):
+        with ExitStack() as stack:
+            for place in dict.fromkeys((run.place, run.folder if is_staged(run.bucket) else run.place)):
+                stack.enter_context(shared_folder(place, self.supervised))
             if not resume:
                 check_new(run.place)
             if run.bucket and self.is_first:
-                Mirror(run.folder, run.bucket).fetch()
+                run.fetch()
                 what = f"{run.bucket}: what is no checkpoint is written to {run.folder}, and copied with each"
                 self._console.print(what, markup=False)
             self._note(run, JOINED, processes=jax.process_count())

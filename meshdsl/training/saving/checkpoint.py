@@ -49,6 +49,7 @@ log = logging.getLogger("meshdsl")
 State = tuple[Any, ...]
 Facts = Mapping[str, Any]
 _STATE, _FACTS, _FILE, _SEAL = "state", "facts", "facts.json", "seal"
+FACTS = f"{_FACTS}/{_FILE}"  # the file without which a checkpoint is none
 _LAST = 15.0  # seconds in which processes complete a save when one of them ends with an error: others may have before
 _UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is being written
 
@@ -63,6 +64,7 @@ class Checkpoints:
       facts: what is saved with each, as JSON.
       only_finite: whether to refuse states with NaNs or infinities.
       publish: what the first process does before a checkpoint is completed, in the background.
+      copy: the same, when all of its files are written: of the steps done, and the folder that has the files so far.
     """
 
     def __init__(
@@ -73,10 +75,17 @@ class Checkpoints:
         facts: Facts | None = None,
         only_finite: bool = True,
         publish: Callable[[], None] | None = None,
+        copy: Callable[[int, Path], None] | None = None,
     ) -> None:
         self.folder = epath.Path(folder) if is_remote(folder) else epath.Path(folder).resolve()
         self._facts, self._only_finite, self._publish = dict(facts or {}), only_finite, publish
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True)
+        self._copy, self._saved = copy, 0
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            keep_period=keep_every,
+            cleanup_tmp_directories=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._copy_written),
+        )
         handlers = {_STATE: ocp.StandardCheckpointHandler(), _FACTS: _FactsHandler()}
         with reported(f"{self.folder} cannot hold checkpoints"):
             self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
@@ -148,8 +157,15 @@ class Checkpoints:
     def _save(self, step: int, arrays: Mapping[str, Any], digests: Digests) -> None:
         facts = {"versions": versions(), "position": {"batches": step}, **self._facts}
         started = _FactsSave(step, facts, digests, self._only_finite, self._publish)
+        self._saved = step
         with reported(f"{self.folder} cannot hold the state after step {step}"):
             self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=started))
+
+    def _copy_written(self) -> None:
+        """Copies the checkpoint whose files are written; orbax calls this before it renames their folder."""
+        if self._copy is not None and jax.process_index() == 0:
+            [place] = (each for each in self.folder.iterdir() if each.name.startswith(f"{self._saved}{_UNFINISHED}"))
+            self._copy(self._saved, Path(place))
 
     def wait(self) -> None:
         """Wait until everything is saved.

@@ -1,6 +1,6 @@
-"""A bucket of Google Cloud Storage in this process: objects without folders, which are never appended to or renamed.
+"""Buckets of Google Cloud Storage and S3 in this process: objects without folders, never appended to or renamed.
 
-orbax writes arrays through tensorstore, whose driver speaks HTTP to the address in an environment variable, and all
+orbax writes arrays through tensorstore, whose drivers speak HTTP to the address in an environment variable, and all
 other files through fsspec. Both see the same objects here.
 """
 
@@ -81,7 +81,8 @@ def handler_of(bucket):
                 return
             name, query = found
             if not name:
-                names = sorted(n for n in bucket.objects if n.startswith(query.get("prefix", "")))
+                first, end = query.get("startOffset", ""), query.get("endOffset", "\uffff")
+                names = sorted(n for n in bucket.objects if first <= n < end and n.startswith(query.get("prefix", "")))
                 return self.reply(200, {"items": [describe(n) for n in names]})
             if name not in bucket.objects:
                 return self.reply(404)
@@ -121,6 +122,66 @@ def handler_of(bucket):
     def describe(name):
         content, generation = bucket.objects[name]
         return {"name": name, "bucket": bucket.name, "generation": str(generation), "size": str(len(content))}
+
+    return Handler
+
+
+def s3_handler_of(bucket):
+    """The requests of tensorstore's driver for S3; nothing is signed, and a list has one page."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_):
+            pass
+
+        def reply(self, status, body=b"", **headers):
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), str(value))
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def refuse(self, status, code):
+            self.reply(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
+
+        def answer(self):
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            parts = urlsplit(self.path)
+            place, _, name = unquote(parts.path).removeprefix("/").partition("/")
+            if bucket.fault:
+                return self.refuse(*bucket.fault)
+            if place != bucket.name:
+                return self.refuse(404, "NoSuchBucket")
+            if self.command == "GET" and not name:
+                prefix = parse_qs(parts.query).get("prefix", [""])[0]
+                keys = [n for n in sorted(bucket.objects) if n.startswith(prefix)]
+                rows = "".join(
+                    f"<Contents><Key>{n}</Key><Size>{len(bucket.objects[n][0])}</Size></Contents>" for n in keys
+                )
+                body = f"<ListBucketResult><KeyCount>{len(keys)}</KeyCount><IsTruncated>false</IsTruncated>{rows}"
+                return self.reply(200, (body + "</ListBucketResult>").encode())
+            found, tag = bucket.objects.get(name), self.headers.get("If-Match", "").strip('"')
+            if self.command == "PUT":
+                match = int(tag) if tag else 0 if self.headers.get("If-None-Match") == "*" else None
+                generation = bucket.put(name, content, match)
+                return (
+                    self.refuse(412, "PreconditionFailed")
+                    if generation is None
+                    else self.reply(200, ETag=f'"{generation}"')
+                )
+            if found is None:
+                return self.refuse(404, "NoSuchKey")
+            if tag and tag != str(found[1]):
+                return self.refuse(412, "PreconditionFailed")
+            if self.command == "DELETE":
+                bucket.delete(name)
+                return self.reply(204)
+            return self.reply(200, found[0], ETag=f'"{found[1]}"')
+
+        do_GET = do_HEAD = do_PUT = do_DELETE = answer
 
     return Handler
 
@@ -216,6 +277,23 @@ def served(monkeypatch, name="bucket"):
     monkeypatch.setattr(gcs_utils, "get_bucket", lambda _: None)  # which asks whether it has folders
     for protocol in BucketFileSystem.protocol:
         fsspec.register_implementation(protocol, BucketFileSystem, clobber=True)
+    try:
+        yield bucket
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def served_s3(monkeypatch, name="bucket"):
+    """A bucket that tensorstore finds at ``s3://name`` meanwhile."""
+    bucket = Bucket(name)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), s3_handler_of(bucket))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
     try:
         yield bucket
     finally:

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -14,12 +15,13 @@ import pytest
 
 from meshdsl.cli import main
 from meshdsl.errors import ArgumentError, CheckpointError
+from meshdsl.training.loop import Run
 from meshdsl.training.run import check_new
 from meshdsl.training.saving import storage
-from meshdsl.training.saving.checkpoint import Checkpoints
+from meshdsl.training.saving.checkpoint import FACTS, Checkpoints
 from meshdsl.training.saving.folder import FolderLock, check_free
 from meshdsl.training.saving.storage import LOCK, Mirror, SharedFile, locate
-from tests.training.saving.bucket import served
+from tests.training.saving.bucket import served, served_s3
 from tests.training.test_command import TINY, losses, run
 
 PLACE = "gs://bucket/runs/a"
@@ -33,21 +35,30 @@ def bucket(monkeypatch, tmp_path):
         yield found
 
 
-def test_a_run_in_a_bucket_goes_on_on_another_machine(bucket, tmp_path):
-    status, printed = run("--folder", PLACE, "--steps", 20, "--save-every", 10, "--json")
-    assert status == 0 and json.loads(printed)["folder"] == PLACE
+@pytest.fixture(params=["gs", "s3"])
+def any_bucket(request, monkeypatch, tmp_path):
+    """A bucket, and a place in it."""
+    monkeypatch.chdir(tmp_path)
+    with (served if request.param == "gs" else served_s3)(monkeypatch) as found:
+        yield found, f"{request.param}://bucket/runs/a"
+
+
+def test_a_run_in_a_bucket_goes_on_on_another_machine(any_bucket, tmp_path):
+    bucket, place = any_bucket
+    status, printed = run("--folder", place, "--steps", 20, "--save-every", 10, "--json")
+    assert status == 0 and json.loads(printed)["folder"] == place
     names = {name.removeprefix("runs/a/").partition("/")[0] for name in bucket.objects}
     assert names == {"checkpoints", "metrics.jsonl", "events.jsonl", "plan.json", "curves.png"}  # and no lock
     before = losses(tmp_path / "runs/bucket/runs/a")
     shutil.rmtree(tmp_path / "runs")
-    status, printed = run("--folder", PLACE, "--resume", "--steps", 25)
+    status, printed = run("--folder", place, "--resume", "--steps", 25)
     assert status == 0 and "resumed after step 20" in printed
-    assert f"{PLACE}: what is no checkpoint is written to runs/bucket/runs/a" in printed
+    assert f"{place}: what is no checkpoint is written to runs/bucket/runs/a" in printed
     found = losses(tmp_path / "runs/bucket/runs/a")
     assert found[:20] == before and len(found) == 25 and max(found[20:]) < before[0]
     assert bucket.objects["runs/a/metrics.jsonl"][0] == (tmp_path / "runs/bucket/runs/a/metrics.jsonl").read_bytes()
-    with pytest.raises(ArgumentError, match=f"^{PLACE} holds a run: --resume continues it"):
-        run("--folder", PLACE)
+    with pytest.raises(ArgumentError, match=f"^{place} holds a run: --resume continues it"):
+        run("--folder", place)
 
 
 def test_a_checkpoint_is_completed_after_the_metrics_beside_it(bucket, tmp_path):
@@ -68,14 +79,19 @@ def test_a_checkpoint_is_completed_after_the_metrics_beside_it(bucket, tmp_path)
     assert "alice does not have storage.objects.create access" in str(error.value) and "\n" not in str(error.value)
 
 
+def damage(bucket, step):
+    """Flips a bit of the largest object of a state."""
+    name = max((n for n in bucket.objects if f"/{step}/state" in n), key=lambda n: len(bucket.objects[n][0]))
+    content = bytearray(bucket.objects[name][0])
+    content[len(content) // 2] ^= 1
+    bucket.put(name, content)
+
+
 def test_a_damaged_checkpoint_in_a_bucket_is_set_aside(bucket, caplog):
     with Checkpoints(PLACE) as checkpoints:
         for step in (10, 20):
             checkpoints.save(step, STATE)
-    name = max((name for name in bucket.objects if "a/20/state" in name), key=lambda n: len(bucket.objects[n][0]))
-    content = bytearray(bucket.objects[name][0])
-    content[len(content) // 2] ^= 1
-    bucket.put(name, content)
+    damage(bucket, 20)
     with caplog.at_level(logging.WARNING, "meshdsl"), Checkpoints(PLACE) as checkpoints:
         step, found = checkpoints.restore_newest(jax.eval_shape(lambda: STATE))
         assert step == checkpoints.newest == 10
@@ -83,12 +99,37 @@ def test_a_damaged_checkpoint_in_a_bucket_is_set_aside(bucket, caplog):
     assert "the checkpoint after step 20 is damaged" in caplog.text and "it is now damaged-20" in caplog.text
 
 
-def test_a_bucket_is_held_by_one_run(bucket):
-    with FolderLock(PLACE) as lock:
-        with pytest.raises(ArgumentError, match=f"^{PLACE} is in use by process "):
-            check_free(PLACE)
+def test_copies_of_checkpoints(monkeypatch, tmp_path, caplog):
+    """A copy without the file that is written last is none, and of a damaged one the one before it is used."""
+    with served_s3(monkeypatch) as bucket:
+        run = Run(0, tmp_path / "here", bucket="s3://bucket/runs/a", keep=3, keep_every=20)
+        with run.checkpoints() as checkpoints:
+            for step in (10, 20, 30, 40, 50, 60):
+                checkpoints.save(step, STATE)
+        steps = {name.removeprefix("runs/a/checkpoints/").partition("/")[0] for name in bucket.objects}
+        assert steps == {"20", "40", "50", "60"} == {each.name for each in (tmp_path / "here/checkpoints").iterdir()}
+        bucket.delete(f"runs/a/checkpoints/60/{FACTS}")
+        damage(bucket, 50)
+        there = replace(run, folder=tmp_path / "there")
+        there.fetch()
+        assert {each.name for each in (tmp_path / "there/checkpoints").iterdir()} == {"40", "50"}
+        with caplog.at_level(logging.WARNING, "meshdsl"), there.checkpoints() as checkpoints:
+            step, found = checkpoints.restore_newest(jax.eval_shape(lambda: STATE))
+            assert step == 40 and "the checkpoint after step 50 is damaged" in caplog.text
+            np.testing.assert_array_equal(found[0], STATE[0])
+        bucket.fault = 403, "AccessDenied"
+        with pytest.raises(CheckpointError, match=r"AccessDenied.*aws configure"), there.checkpoints() as checkpoints:
+            checkpoints.save(70, STATE)
+        assert not (tmp_path / "there/checkpoints/70").exists()
+
+
+def test_a_bucket_is_held_by_one_run(any_bucket):
+    bucket, place = any_bucket
+    with FolderLock(place) as lock:
+        with pytest.raises(ArgumentError, match=f"^{place} is in use by process "):
+            check_free(place)
         assert lock._lost() == ""
-        file = SharedFile(PLACE, LOCK)
+        file = SharedFile(place, LOCK)
         content, generation = file.read()
         assert file.replace(b"{}", generation) and not file.replace(b"{}", generation)
         assert lock._lost() == "was taken by another run"
@@ -139,8 +180,8 @@ def refused(monkeypatch, capsys, place):
 
 
 def test_storage_that_cannot_be_used_is_one_line(bucket, monkeypatch, capsys, nothing_is_compiled):
-    said = refused(monkeypatch, capsys, "s3://bucket/run")
-    assert said.startswith("--folder s3://bucket/run: orbax writes checkpoints to folders and to gs://, not to s3://\n")
+    said = refused(monkeypatch, capsys, "az://bucket/run")
+    assert said.startswith("--folder az://bucket/run: runs are in folders, gs:// and s3://, not in az://\n")
     bucket.fault = 401, "Anonymous caller does not have storage.objects.get access"
     remedy = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
     assert refused(monkeypatch, capsys, PLACE) == (
@@ -160,7 +201,8 @@ def test_storage_that_cannot_be_used_is_one_line(bucket, monkeypatch, capsys, no
     assert said.endswith(": Please install gcsfs to access Google Storage; pip install 'meshdsl[gcs]'")
 
 
-def test_a_bucket_that_is_not_there(bucket, monkeypatch, capsys):
-    said = refused(monkeypatch, capsys, "gs://bukcet/run")
-    why = "The specified bucket does not exist; make it, or correct its name"
-    assert said == f"gs://bukcet/run cannot be the folder of a run: {why}"
+def test_a_bucket_that_is_not_there(any_bucket, monkeypatch, capsys):
+    place = any_bucket[1].replace("bucket", "bukcet")
+    said = refused(monkeypatch, capsys, place)
+    why = "The specified bucket does not exist" if place.startswith("gs") else "NoSuchBucket: NoSuchBucket"
+    assert said == f"{place} cannot be the folder of a run: {why}; make it, or correct its name"
