@@ -17,7 +17,7 @@ export PYTHONPATH := .
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/evidence/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes fuzz-files chaos pipelines ray slurm strategies predictions targets overlap measured bench-planner data dist clean
+.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes fuzz-sums fuzz-files chaos pipelines ray slurm strategies predictions targets overlap measured bench-planner data dist clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -65,6 +65,9 @@ fuzz: $(VENV)/ready pipelines  ## judge random programs, 10,000 if not told othe
 
 fuzz-bytes: $(VENV)/ready  ## bytes of random slices, pads, updates, ... beside the least possible; FUZZ=1000 SEED=7
 	$(EIGHT) $(RUN) -m tests.fuzz.form_bytes --cases $(or $(FUZZ),300) --seed $(or $(SEED),0)
+
+fuzz-sums: $(VENV)/ready  ## check random programs of XLA's partitioner, and faulty variants, on simulated devices; FUZZ=100 SEED=7
+	$(EIGHT) $(RUN) -m tests.fuzz.compiled --cases $(or $(FUZZ),1000) --seed $(or $(SEED),0)
 
 chaos: $(VENV)/ready  ## kill, stop and hang supervised runs at random, 100 faults if not told otherwise; FAULTS=20 SEED=7
 	$(RUN) -m tests.chaos --faults $(or $(FAULTS),100) --seed $(or $(SEED),0)

@@ -18,6 +18,7 @@ from math import prod
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{\s*$")
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_COMMENT = re.compile(r"/\*.*?\*/")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
@@ -112,6 +113,7 @@ def parse_module(text: str) -> Module:
 
 
 def _instruction(name: str, text: str) -> Instruction:
+    text = _COMMENT.sub("", text)
     end = _closing(text, 0) + 1 if text.startswith("(") else text.find(" ")
     match = _OPCODE.match(text, end)
     opcode = match.group(1) if match else ""

@@ -21,11 +21,12 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from meshdsl.api.ambient import with_auto_axes
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.api.stages import CallStages
-from meshdsl.errors import ArgumentError, MeshDSLError, is_a
+from meshdsl.errors import ArgumentError, CheckError, MeshDSLError, is_a
 from meshdsl.ir.graph import Source, Value, walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
@@ -37,7 +38,9 @@ from meshdsl.lowering.hlo.parse import parse_module
 from meshdsl.lowering.hlo.schedule import ScheduledCollective, scheduled_collectives
 from meshdsl.lowering.hlo.source import InstructionSources
 from meshdsl.lowering.interpreter import run_graph
+from meshdsl.lowering.partitioner import compiled_modules
 from meshdsl.lowering.reference import WholeTarget, is_divided
+from meshdsl.lowering.simulation.check import LIMIT, ProgramCheck, check_program
 from meshdsl.lowering.verify import compiled_bytes
 from meshdsl.pins import AS_GIVEN
 from meshdsl.plan.budget import Kinds, check_budget
@@ -174,6 +177,36 @@ class Inspection:
         except MeshDSLError as error:
             raise ArgumentError(f"{self.name} cannot be planned to compare with: {error}") from error
         return PlanComparison(self, plan, self._step, sharded.stages(*args))
+
+    def check(self, inputs: int = 2, limit: float = LIMIT, raises: bool = True) -> ProgramCheck:
+        """Run the compiled program on simulated devices beside the step, and return which results are the step's.
+
+        The program is compiled once more, and read before and behind the partitioner, and as it runs. Behind the
+        partitioner numbers are exact, elements of a prime field, so that a missing or doubled sum shows wherever it is
+        read; optimized programs are run in float64. No device runs anything.
+
+        Args:
+          inputs: random arguments that are tried.
+          limit: elements that may be computed for each of them; 1e9 take about a minute.
+          raises: whether a wrong result is an error.
+
+        Raises:
+          CheckError: a result is wrong; the message names the operation, its mesh axes, its line, and what it should
+            read. Or the program is too large.
+          DeviceError: the compiler does not write its program before and behind the partitioner.
+
+        Example:
+          >>> mesh = jax.make_mesh((8,), ("data",))
+          >>> rows = jax.device_put(jnp.ones((64, 8)), jax.NamedSharding(mesh, jax.P("data")))
+          >>> md.inspect(jax.jit(lambda x: x.sum(0)), rows).check().agreeing
+          ('the result',)
+        """
+        leaves = tree_leaves_with_path(self._step.traced.out_info)
+        paths = [keystr(path, simple=True, separator="/") or "the result" for path, _ in leaves]
+        check = check_program(self.name, compiled_modules(self._step.lowered), self.mesh, paths, inputs, limit)
+        if raises and not check.equal:
+            raise CheckError(str(check))
+        return check
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -356,6 +389,7 @@ class _TracedStep:
 
     name: str
     traced: Any
+    lowered: Any
     compiled: Any
     parameters: tuple[str, ...]
 
@@ -373,7 +407,8 @@ class _TracedStep:
             names = ()
         if len(traced.args_info[0]) < len(args):  # static ones are left out, and jax does not say which
             names = ()
-        return cls(traced.fun_name, traced, traced.lower().compile(), names)
+        lowered = traced.lower()
+        return cls(traced.fun_name, traced, lowered, lowered.compile(), names)
 
     @cached_property
     def shapes(self) -> list[Any]:

@@ -8,6 +8,7 @@ from meshdsl.cli.options import AsJSON, TopologyName
 from meshdsl.cli.output import show, working
 from meshdsl.cli.programs import load_topology_named, python_file
 from meshdsl.errors import ArgumentError
+from meshdsl.util.exit_status import CHANGED
 
 
 def inspect(
@@ -27,12 +28,16 @@ def inspect(
         typer.Option(help="compile for absent devices, such as tpu-v5e:4x4; CPUs run the script"),
     ] = None,
     topology: TopologyName = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="run the compiled steps on simulated devices, beside what they compute")
+    ] = False,
     compare: Annotated[bool, typer.Option(help="plan the same steps, and show what the plan sends instead")] = True,
     as_json: AsJSON = False,
 ) -> None:
     """Run a script, and show what its jitted steps communicate, line by line, beside the best plan.
 
-    Without --step, the script runs to its end, and every jitted function over several devices is shown.
+    Without --step, the script runs to its end, and every jitted function over several devices is shown. With --check,
+    the status is 1 if the compiler made a result wrong.
     """
     import jax
 
@@ -48,9 +53,16 @@ def inspect(
         found = inspect_script(file, arguments or (), step, costs, target)
     texts: list[str] = []
     facts: list[dict[str, Any]] = []
+    wrong = False
     for each in found:
         texts.append(str(each))
         facts.append(each.facts)
+        if check:
+            with working(f"checking {each.name}"):
+                judged = each.check(raises=False)
+            texts.append(str(judged))
+            facts[-1]["checked"] = judged.facts
+            wrong |= not judged.equal
         if compare:
             with working(f"planning {each.name}"):
                 try:
@@ -61,3 +73,5 @@ def inspect(
                     texts.append(str(error))
                     facts[-1]["not_compared"] = str(error)
     show("inspect", "\n\n".join(texts), {"steps": facts}, as_json)
+    if wrong:
+        raise typer.Exit(CHANGED)

@@ -1,0 +1,73 @@
+"""The module of a program before XLA's partitioner, behind it, and behind all other passes.
+
+XLA writes them to a folder while it compiles, if it is told to by options of the compilation.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from meshdsl.errors import DeviceError
+
+_PASS = "spmd-partitioning"
+
+
+@dataclass(frozen=True)
+class CompiledModules:
+    """The HLO text of one program, as it is compiled.
+
+    Args:
+      whole: before the partitioner: whole arrays, with shardings as annotations.
+      partitioned: behind it: blocks of arrays, and collectives.
+      optimized: as it runs.
+    """
+
+    whole: str
+    partitioned: str
+    optimized: str
+
+
+def compiled_modules(lowered: jax.stages.Lowered) -> CompiledModules:
+    """Compile a program once more, and return its text before and behind the partitioner.
+
+    Raises:
+      DeviceError: the compiler of these devices does not write it, as those of absent devices do not.
+    """
+    with TemporaryDirectory() as folder:
+        options: dict[str, str | bool] = {
+            "xla_dump_to": folder,
+            "xla_dump_hlo_pass_re": _PASS,
+            "xla_dump_large_constants": True,
+        }
+        with _uncached():
+            lowered.compile(compiler_options=options)
+        found = sorted(Path(folder).glob("*.txt"))
+        texts = [
+            [file.read_text(encoding="utf-8") for file in found if file.name.endswith(end) or f".{end}." in file.name]
+            for end in (f"before_{_PASS}", f"after_{_PASS}", "after_optimizations.txt")
+        ]
+    if [len(each) for each in texts] != [1, 1, 1]:
+        written = ", ".join(file.name for file in found) or "nothing"
+        raise DeviceError(f"the compiler does not write its program before and behind the partitioner, but {written}")
+    return CompiledModules(*(text for (text,) in texts))
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """Without jax's persistent cache, whose programs are not compiled again, within a context."""
+    used = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    if not (used and jax.config.jax_compilation_cache_dir):  # type: ignore[attr-defined]
+        yield
+        return
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", used)
+        compilation_cache.reset_cache()

@@ -1,0 +1,255 @@
+"""A compiled program checked against the step that it was compiled from, result by result, without running it.
+
+    partitioned    what the partitioner makes of the step, in exact arithmetic (``numbers.PrimeField``)
+    optimized      what runs, in float64, up to rounding
+
+Both are run on simulated devices, on random inputs. A result that agrees everywhere in the first is the step's, but for
+a chance of about the degree of its expression over 2**31, and for comparisons that come out otherwise for other inputs;
+where exact arithmetic cannot follow (complex numbers), float64 is used as well. For a result that differs, the
+operation that makes it wrong is looked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any
+
+from meshdsl.errors import CheckError
+from meshdsl.ir.graph import Source
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.hlo.parse import Module, parse_module
+from meshdsl.lowering.hlo.source import InstructionSources
+from meshdsl.lowering.partitioner import CompiledModules
+from meshdsl.lowering.simulation.comparison import ProgramPair, ResultCheck
+from meshdsl.lowering.simulation.faults import FaultFinder, FaultyOperation
+from meshdsl.lowering.simulation.interpreter import TooLarge, Unfollowed
+from meshdsl.lowering.simulation.numbers import Numbers, PrimeField, Reals
+from meshdsl.lowering.simulation.operation import Unreadable
+from meshdsl.lowering.simulation.types import ObservedTypes, Recording
+
+LIMIT = 1e9  # elements that are computed for one input; about a minute
+_STAGES = ("partitioned", "optimized")
+
+
+@dataclass(frozen=True)
+class CompiledFault:
+    """An operation of a compiled program that makes results wrong.
+
+    Args:
+      kind: ``missing reduction``, ``doubled reduction``, ``reduction over other axes``, ``blocks of other devices``, or
+        ``another value``.
+      operation: its opcode. axes: mesh axes of the collective, or of the partial sum.
+      place: line of the user's program.
+      text: what it does, in types of its operands and result.
+      stage: the program in which it is: ``partitioned`` or ``optimized``.
+      results: paths of the results that it makes wrong.
+    """
+
+    kind: str
+    operation: str
+    axes: tuple[str, ...]
+    place: Source
+    text: str
+    stage: str
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class UnfollowedOperation:
+    """An operation that simulated devices cannot run.
+
+    Args:
+      operation: its opcode. place: line of the user's program. reason: why. stage: of the program that has it.
+      results: paths of the results that depend on it, and are not checked.
+    """
+
+    operation: str
+    place: Source
+    reason: str
+    stage: str
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProgramCheck:
+    """A compiled program beside the step that it was compiled from.
+
+    Args:
+      name: of the step. mesh: of its devices.
+      results: how many it has. inputs: random ones that were tried.
+      agreeing: paths of the results that agree in both programs.
+      faults: operations that make results wrong.
+      unfollowed: operations that could not be followed.
+    """
+
+    name: str
+    mesh: Mesh
+    results: int
+    inputs: int
+    agreeing: tuple[str, ...]
+    faults: tuple[CompiledFault, ...]
+    unfollowed: tuple[UnfollowedOperation, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether no result is known to be wrong."""
+        return not self.faults
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All figures as plain values, as ``meshdsl inspect --check --json`` prints them."""
+        rows: list[CompiledFault | UnfollowedOperation] = [*self.faults, *self.unfollowed]
+        found = [
+            {name: x for name, x in asdict(each).items() if name != "place"} | {"source": _place(each.place)}
+            for each in rows
+        ]
+        wrong = len(self.faults)
+        return {"agreeing": list(self.agreeing), "faults": found[:wrong], "unfollowed": found[wrong:]}
+
+    def __str__(self) -> str:
+        head = f"{self.name} on mesh {self.mesh}: {len(self.agreeing)} of {self.results} results agree with the step"
+        lines = [f"{head}, in exact arithmetic and as optimized, for {self.inputs} inputs"]
+        for fault in self.faults:
+            lines.append(f"wrong: {', '.join(fault.results)}")
+            over = f" over {','.join(fault.axes)}" if fault.axes else ""
+            lines.append(f"  {fault.kind}: {fault.operation}{over} of {_place(fault.place)} ({fault.stage} program)")
+            lines.append(f"    {fault.text}")
+        for each in self.unfollowed:
+            lines.append(f"not followed: {', '.join(each.results)}")
+            where = f"{each.operation} of {_place(each.place)} ({each.stage} program)"
+            lines.append(f"  {where}: {each.reason}")
+        return "\n".join(lines)
+
+
+def _place(source: Source) -> str:
+    return f"{PurePath(source.file).name}:{source.line}" if source.file else "?"
+
+
+def check_program(
+    name: str, modules: CompiledModules, mesh: Mesh, paths: Sequence[str], inputs: int = 2, limit: float = LIMIT
+) -> ProgramCheck:
+    """Return which results of a compiled program are those of the step.
+
+    Args:
+      name: of the step. modules: its program before and behind the partitioner, and as it runs.
+      mesh: of its devices. paths: of its results.
+      inputs: random ones that are tried. limit: elements that may be computed for each.
+
+    Raises:
+      CheckError: the program is too large to be run here.
+    """
+    whole = parse_module(modules.whole)
+    stages = [
+        _Stage(stage, text, whole, mesh, inputs, limit)
+        for stage, text in zip(_STAGES, (modules.partitioned, modules.optimized), strict=True)
+    ]
+    try:
+        verdicts = [stage.verdicts(len(paths)) for stage in stages]
+        faults = stages[0].faults(paths, [i for i, x in enumerate(verdicts[0]) if x == "wrong"])
+        later = [i for i, (x, y) in enumerate(zip(*verdicts, strict=True)) if y == "wrong" and x != "wrong"]
+        faults += stages[1].faults(paths, later)
+    except TooLarge as error:
+        raise CheckError(
+            f"{name} computes more than {limit:.0e} elements on {mesh.size} simulated devices\n"
+            "give smaller arguments, jax.ShapeDtypeStruct of fewer rows or a smaller model: what is compiled for them "
+            "is checked"
+        ) from error
+    except Unreadable as error:
+        raise CheckError(f"{name} cannot be run on simulated devices: {error}") from error
+    agreeing = [path for path, *both in zip(paths, *verdicts, strict=True) if set(both) == {"agrees"}]
+    unfollowed = [each for stage in stages for each in stage.unfollowed(paths)]
+    return ProgramCheck(name, mesh, len(paths), inputs, tuple(agreeing), tuple(faults), tuple(unfollowed))
+
+
+class _Stage:
+    """A program of one stage beside the whole one."""
+
+    def __init__(self, stage: str, text: str, whole: Module, mesh: Mesh, inputs: int, limit: float) -> None:
+        self._stage, self._text, self._mesh, self._inputs, self._limit = stage, text, mesh, inputs, limit
+        self._pair = ProgramPair(whole, parse_module(text), mesh.size)
+
+    def verdicts(self, count: int) -> list[str]:
+        """Returns ``agrees``, ``wrong`` or ``unfollowed`` for every result."""
+        found = list(map(_verdict, zip(*self._runs, strict=True)))
+        assert len(found) == count, f"{len(found)} results, not {count}"
+        return found
+
+    @cached_property
+    def _numbers(self) -> Numbers:
+        return PrimeField() if self._stage == "partitioned" else Reals()
+
+    @cached_property
+    def _runs(self) -> list[list[ResultCheck]]:
+        """Per input, what becomes of every result."""
+        runs = []
+        for seed in range(self._inputs):
+            found = self._pair.compare(self._numbers, seed, self._limit)
+            if self._stage == "partitioned" and any(x.unfollowed for x in found):
+                again = self._pair.compare(Reals(), seed, self._limit)
+                found = [b if a.unfollowed else a for a, b in zip(found, again, strict=True)]
+            runs.append(found)
+        return runs
+
+    def faults(self, paths: Sequence[str], wrong: Sequence[int]) -> list[CompiledFault]:
+        """Returns the operations that make some results wrong."""
+        found: dict[int, FaultyOperation | None] = dict.fromkeys(wrong)
+        if wrong:
+            seed = next(i for i, run in enumerate(self._runs) if any(run[j].differs for j in wrong))
+            for numbers in (self._numbers, Reals()):
+                found |= self._found(numbers, seed, [i for i in wrong if found[i] is None])
+        grouped: dict[str, tuple[FaultyOperation | None, list[str]]] = {}
+        for i, fault in found.items():
+            grouped.setdefault(fault.operation.name if fault else "", (fault, []))[1].append(paths[i])
+        return [self._located(fault, results) for fault, results in grouped.values()]
+
+    def _found(self, numbers: Numbers, seed: int, wrong: Sequence[int]) -> dict[int, FaultyOperation | None]:
+        """The faults behind some results, in one run with every value recorded."""
+        if not wrong:
+            return {}
+        whole, local = Recording(), Recording()
+        checks = self._pair.compare(numbers, seed, self._limit, whole, local)
+        types = ObservedTypes(whole, local, numbers, self._mesh)
+        finder = FaultFinder(self._pair.partitioned, local, types, self._mesh)
+        return {i: finder.fault(i) for i in wrong if checks[i].differs}
+
+    def _located(self, fault: FaultyOperation | None, results: Sequence[str]) -> CompiledFault:
+        if fault is None:
+            text = "no single operation makes it so: it differs from the step in float64 or behind a loop"
+            return CompiledFault("another value", "program", (), Source(), text, self._stage, tuple(results))
+        place = self._place(fault.operation.name, fault.operation.instruction.attributes)
+        return CompiledFault(
+            fault.kind, fault.operation.opcode, fault.axes, place, fault.text, self._stage, tuple(results)
+        )
+
+    def unfollowed(self, paths: Sequence[str]) -> list[UnfollowedOperation]:
+        """Returns the operations behind results that could not be followed."""
+        grouped: dict[tuple[str, str], tuple[Unfollowed, list[str]]] = {}
+        for check in self._runs[0]:
+            if (cause := check.unfollowed) is not None:
+                key = cause.operation.name, cause.reason
+                grouped.setdefault(key, (cause, []))[1].append(paths[check.index])
+        return [
+            UnfollowedOperation(
+                cause.operation.opcode,
+                self._place(cause.operation.name, cause.operation.instruction.attributes),
+                cause.reason,
+                self._stage,
+                tuple(results),
+            )
+            for cause, results in grouped.values()
+        ]
+
+    def _place(self, name: str, own: str) -> Source:
+        return self._sources.of(self._sources.metadata(name, own))
+
+    @cached_property
+    def _sources(self) -> InstructionSources:
+        return InstructionSources(self._text, self._pair.partitioned)
+
+
+def _verdict(rows: Sequence[ResultCheck]) -> str:
+    """Of one result, over all inputs; where numbers are rounded, a comparison may come out otherwise for one."""
+    if any(x.unfollowed for x in rows):
+        return "unfollowed"
+    return "wrong" if (all if rows[0].rounded else any)(x.differs for x in rows) else "agrees"

@@ -1,0 +1,197 @@
+"""Random programs partitioned by XLA, on simulated devices, and faulty variants of them, which have to be found.
+
+A program that is called wrong is run on the devices at hand, with random arguments: where its numbers are always
+those of one device, it is a false alarm. Programs are those of ``tests.fuzz``, under plain ``jax.jit`` with random
+shardings of their arguments.
+
+JAX_NUM_CPU_DEVICES=8 python -m tests.fuzz.compiled --cases 1000 --mutants 2000 --seed 7
+"""
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from multiprocessing.connection import Connection
+from typing import Any
+
+import hypothesis
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+
+import meshdsl as md
+from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.hlo.parse import parse_module
+from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
+from meshdsl.lowering.simulation.check import ProgramCheck, check_program
+from meshdsl.lowering.simulation.comparison import ProgramPair
+from meshdsl.lowering.simulation.interpreter import TooLarge
+from meshdsl.lowering.simulation.numbers import PrimeField, Reals
+from meshdsl.shardings import partition_spec
+from tests.fuzz.generator import Batch, Case, batches
+from tests.fuzz.run import SETTINGS
+from tests.lowering.simulation.mutants import Mutant, mutants
+
+CASES, LIMIT = 6, 1e8
+TRIES = 4  # random arguments of a program that is called wrong
+PER_PROGRAM = 8  # mutants of one program, drawn among all
+
+
+class Sweep:
+    """Counts of programs and mutants, and texts of what went wrong.
+
+    Args:
+      wanted: mutants to be made in all. seed: of the draws among them.
+    """
+
+    def __init__(self, wanted: int, seed: int) -> None:
+        self.wanted, self.counts = wanted, Counter[str]()
+        self.made, self.found = Counter[str](), Counter[str]()
+        self._rng = np.random.default_rng(seed)
+
+    def case(self, case: Case, mesh: md.Mesh) -> None:
+        """Checks a program, and its mutants if it is right."""
+        jitted, args = _jitted(case, mesh)
+        try:
+            modules = compiled_modules(jitted.lower(*args))
+        except (ValueError, TypeError, jax.errors.JaxRuntimeError, md.MeshDSLError) as error:
+            self.counts["not compiled"] += 1
+            print(f"not compiled: {str(error).splitlines()[0]}", flush=True)
+            return
+        self.counts["programs"] += 1
+        paths = [str(i) for i in range(len(jax.tree.leaves(jax.eval_shape(case.step, *args))))]
+        try:
+            check = check_program("step", modules, mesh, paths, inputs=2, limit=LIMIT)
+        except md.CheckError as error:
+            self.counts["too large or unreadable"] += 1
+            print(str(error).splitlines()[0], flush=True)
+            return
+        self._judge(check, case, jitted, args)
+        if not check.faults and not check.unfollowed and self.made.total() < self.wanted:
+            self._mutate(modules, mesh.size)
+
+    def _judge(self, check: ProgramCheck, case: Case, jitted: Any, args: list[Any]) -> None:
+        followed = {path for each in check.unfollowed for path in each.results}
+        self.counts["results"] += check.results
+        self.counts["results that agree"] += len(check.agreeing)
+        self.counts["results not followed"] += len(followed)
+        for each in check.unfollowed:
+            self.counts[f"not followed: {each.operation}: {each.reason[:60]} ({each.stage})"] += 1
+        if check.equal:
+            return
+        real = any(self._is_wrong(case, jitted, args) for _ in range(TRIES))
+        self.counts["wrong programs" if real else "false alarms"] += 1
+        print(f"{'wrong' if real else 'FALSE ALARM'}: {check}\n{case}\n", flush=True)
+
+    def _is_wrong(self, case: Case, jitted: Any, args: list[Any]) -> bool:
+        """Whether the program computes something else than the unsharded step, for random arguments."""
+        given = [self._random(np.asarray(x)) if i.value.dtype != "key" else x
+                 for i, x in zip(case.inputs, case.args(), strict=True)]  # fmt: skip
+        placed = [jax.device_put(x, at.sharding) for x, at in zip(given, args, strict=True)]
+        return _differs(jitted(*placed), jax.jit(case.step)(*given))
+
+    def _random(self, like: np.ndarray) -> np.ndarray:
+        """Floats in place of floats, and integers that may be indices in place of integers."""
+        if like.dtype.kind in "iu":
+            return self._rng.integers(0, 12, like.shape).astype(like.dtype)
+        return like if like.dtype.kind == "b" else self._rng.standard_normal(like.shape).astype(like.dtype)
+
+    def _mutate(self, modules: CompiledModules, devices: int) -> None:
+        drawn = list(mutants(modules.partitioned, devices, self._rng))
+        whole = parse_module(modules.whole)
+        for i in self._rng.permutation(len(drawn))[:PER_PROGRAM]:
+            self.made[drawn[i].kind] += 1
+            try:
+                self.found[drawn[i].kind] += _is_found(whole, drawn[i], devices)
+            except TooLarge:
+                print(f"too large: {drawn[i].line}", flush=True)
+
+    def __str__(self) -> str:
+        rows = [f"{count:8,}  {name}" for name, count in sorted(self.counts.items())]
+        kinds = [f"{self.found[kind]:8,} of {self.made[kind]:,} mutants found: {kind}" for kind in sorted(self.made)]
+        return "\n".join([*rows, *kinds, f"{self.found.total():8,} of {self.made.total():,} mutants found"])
+
+
+def _jitted(case: Case, mesh: md.Mesh) -> tuple[Any, list[Any]]:
+    """The step under ``jax.jit``, and its arguments laid out as the case's pins say, partial sums aside."""
+    devices = jax.make_mesh(
+        mesh.sizes, mesh.names, (AxisType.Auto,) * len(mesh.sizes), devices=jax.devices()[: mesh.size]
+    )
+    placed = []
+    for given, array in zip(case.inputs, case.args(), strict=True):
+        layout = Layout.of(case.pins.get(given.value.name, " ".join(f"{name}=B" for name in mesh.names)))
+        layout = Layout(**{name: p for name, p in layout.placements if name not in layout.partial()})
+        shards = layout.shards(array.ndim, dict(mesh))
+        divides = all(n % count == 0 for n, count in zip(array.shape, shards, strict=True))
+        spec = partition_spec(layout if divides else Layout(), array.ndim)
+        placed.append(jax.device_put(array, NamedSharding(devices, spec)))
+    return jax.jit(case.step), placed
+
+
+def _is_found(whole: Any, mutant: Mutant, devices: int) -> bool:
+    pair = ProgramPair(whole, parse_module(mutant.text), devices)
+    runs = ((numbers, seed) for numbers in (PrimeField(), Reals()) for seed in range(2))
+    found = any(x.differs for run in runs for x in pair.compare(*run, LIMIT))
+    if not found:
+        print(f"missed, {mutant.kind}: {mutant.line[:200]}", flush=True)
+    return found
+
+
+def _differs(found: Any, expected: Any) -> bool:
+    """Whether numbers differ by more than rounding does."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        x, y = (
+            np.asarray(jax.random.key_data(z) if jax.dtypes.issubdtype(z.dtype, jax.dtypes.prng_key) else z)
+            for z in (a, b)
+        )
+        x, y = x.astype(np.complex128), y.astype(np.complex128)
+        finite = np.isfinite(y)
+        largest = np.abs(y[finite]).max(initial=0.0)
+        if (np.abs(x - y)[finite] > 1e-2 * max(largest, 1e-6)).any():
+            return True
+    return False
+
+
+def _run(seed: int, wanted: int, pipe: Connection) -> None:
+    """One seed's programs, in a process of its own."""
+    sweep = Sweep(wanted, seed)
+
+    @hypothesis.seed(seed)
+    @SETTINGS
+    @hypothesis.given(batches(CASES))
+    def each(batch: Batch) -> None:
+        for case in batch.cases:
+            sweep.case(case, batch.mesh)
+
+    each()
+    pipe.send((sweep.counts, sweep.made, sweep.found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--mutants", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    asked = parser.parse_args()
+    total, seed, start = Sweep(asked.mutants, asked.seed), asked.seed, time.time()
+    spawned = multiprocessing.get_context("spawn")
+    while total.counts["programs"] < asked.cases:
+        here, there = spawned.Pipe(duplex=False)
+        process = spawned.Process(target=_run, args=(seed, asked.mutants - total.made.total(), there), daemon=True)
+        process.start()
+        there.close()
+        try:
+            for mine, its in zip((total.counts, total.made, total.found), here.recv(), strict=True):
+                mine.update(its)
+        except EOFError:
+            total.counts["runs that a crash of the compiler ended"] += 1
+        process.join()
+        print(f"seed {seed}, {time.time() - start:.0f} s: {total.counts['programs']} programs", flush=True)
+        seed += 1
+    print(total)
+    sys.exit(total.counts["false alarms"] > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Compiled programs on simulated devices: right ones agree, faulty ones are found, with the operation and its axes."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.errors import CheckError
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.hlo.parse import parse_module
+from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
+from meshdsl.lowering.simulation.check import check_program
+from meshdsl.lowering.simulation.comparison import ProgramPair
+from meshdsl.lowering.simulation.numbers import PRIME, PrimeField
+from tests.lowering.simulation.mutants import mutants
+from tests.lowering.simulation.programs import AUTO, PROGRAMS, shape
+
+MESH = Mesh(x=4, y=2)
+# of all mutants, these compute the same: maxima doubled or over more devices, gathered rows in another order, summed
+EQUIVALENT = 0.05
+
+
+@cache
+def compiled(name) -> CompiledModules:
+    step, args = PROGRAMS[name]()
+    return compiled_modules(jax.jit(step).lower(*args))
+
+
+def checked(name, **changed):
+    step, args = PROGRAMS[name]()
+    texts = {**compiled(name).__dict__, **changed}
+    paths = [str(i) for i in range(len(jax.tree.leaves(jax.eval_shape(step, *args))))]
+    return check_program(name, CompiledModules(**texts), MESH, paths)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_right_programs_agree(name):
+    found = checked(name)
+    assert found.equal and not found.unfollowed and len(found.agreeing) == found.results, str(found)
+
+
+def test_mutants_are_found():
+    rng, missed, count = np.random.default_rng(0), [], 0
+    for name in ("two_matrices", "embedding", "stencil", "ring", "partly_manual"):
+        whole = parse_module(compiled(name).whole)
+        for mutant in mutants(compiled(name).partitioned, MESH.size, rng):
+            pair = ProgramPair(whole, parse_module(mutant.text), MESH.size)
+            count += 1
+            if not any(x.differs for x in pair.compare(PrimeField(), 0, 1e8)):
+                missed.append(f"{name}, {mutant.kind}: {mutant.line}")
+    assert count > 50 and len(missed) <= EQUIVALENT * count, "\n".join(missed)
+
+
+def fault_of(name, kind, line):
+    """What the check says of the first mutant of a kind on a line that contains a text."""
+    rng = np.random.default_rng(0)
+    found = next(x for x in mutants(compiled(name).partitioned, 8, rng) if x.kind == kind and line in x.line)
+    check = checked(name, partitioned=found.text)
+    assert not check.equal
+    return check.faults[0]
+
+
+def test_faults_are_named():
+    dropped = fault_of("two_matrices", "dropped", "all-reduce(%dot.1)")
+    assert (dropped.kind, dropped.operation, dropped.axes) == ("missing reduction", "dot", ("y",))
+    assert "x=S(0) y=P" in dropped.text and "subtract reads it as if it were whole" in dropped.text
+    assert dropped.place.file.endswith("programs.py") and dropped.stage == "partitioned"
+    doubled = fault_of("two_matrices", "doubled", "all-reduce(%dot.1)")
+    assert (doubled.kind, doubled.operation, doubled.axes) == ("doubled reduction", "all-reduce", ("y",))
+    assert "the result is 2 times x=S(0) y=B of dot_general" in doubled.text
+    groups = fault_of("two_matrices", "groups", "all-reduce(%dot.1)")
+    assert groups.kind == "reduction over other axes" and "where the partial sums lie over y" in groups.text
+    pairs = fault_of("stencil", "pairs", "collective-permute")
+    assert (pairs.kind, pairs.operation) == ("blocks of other devices", "collective-permute")
+
+
+def test_a_bug_of_the_partitioner():
+    """The gradient of a depthwise convolution is summed over the other axis as well."""
+
+    def loss(params, x):
+        made = jax.lax.conv_general_dilated(
+            x, params["kernel"], (1,), "SAME", feature_group_count=8, dimension_numbers=("NWC", "WIO", "NWC")
+        )
+        return jnp.mean(jnp.tanh(made) ** 2)
+
+    args = {"kernel": shape((3, 1, 8))}, shape((16, 12, 8), "x")
+    with pytest.raises(CheckError) as raised:
+        md.inspect(jax.jit(jax.value_and_grad(loss)), *args).check()
+    text = str(raised.value)
+    assert "loss on mesh x=4,y=2: 1 of 2 results agree with the step" in text
+    assert "wrong: 1/kernel\n  reduction over other axes: all-reduce over x,y of test_check.py:" in text
+    assert "sums over x,y, where the partial sums lie over x (x=P y=B); the result is 2 times x=B y=B" in text
+    assert md.inspect(jax.jit(loss), *args).check().agreeing == ("the result",)
+
+
+def test_what_cannot_be_followed():
+    check = md.inspect(jax.jit(lambda x: (jnp.linalg.cholesky(x[0]), x * 2)), shape((4, 8, 8), "x")).check()
+    assert check.agreeing == ("1",) and check.equal
+    assert {(each.operation, each.stage) for each in check.unfollowed} == {
+        ("custom-call", "partitioned"),
+        ("custom-call", "optimized"),
+    }
+    assert "not followed: 0\n  custom-call of test_check.py:" in str(check)
+    with pytest.raises(CheckError, match="computes more than 1e\\+02 elements on 8 simulated devices\ngive smaller"):
+        md.inspect(jax.jit(jnp.tanh), shape((4, 8, 8), "x")).check(limit=100)
+
+
+def test_complex_numbers_are_floats():
+    step = jax.jit(lambda x: jnp.abs(jnp.fft.fft(jax.lax.complex(x, x) * 2j, axis=1)) ** 2)
+    assert md.inspect(step, shape((16, 8), "x", "y")).check().agreeing == ("the result",)
+
+
+def test_a_field():
+    field, rng = PrimeField(), np.random.default_rng(0)
+    a, b = field.random(rng, (3, 40, 50)), field.random(rng, (3, 50, 20))
+    exact = (a.astype(object) @ b.astype(object)) % PRIME
+    assert (field.matmul(a, b) == exact.astype(np.int64)).all()
+    numbers = np.array([0.5, -0.25, 3.0, 1e-3, np.inf, -np.inf])
+    assert (np.argsort(field.order(field.of(numbers)))[[0, -1]] == [5, 4]).all()
+    assert (np.argsort(field.order(field.of(numbers[:3]))) == [1, 0, 2]).all()
+    assert field.multiply(field.of(np.array(0.75)), field.of(np.array(8.0))) == 6
+    assert (field.ordered(field.order(a)) == a).all()
+    assert (field.divide(field.multiply(a, a + 1), a + 1) == a)[(a + 1) % PRIME != 0].all()
+
+
+def test_a_cached_program_is_compiled_again(tmp_path):
+    before = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir", "jax_enable_compilation_cache")}
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    try:
+        step = jax.jit(lambda x: x.sum())
+        for _ in range(2):
+            assert compiled_modules(step.lower(shape((64,), "x", mesh=AUTO))).partitioned
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
