@@ -114,6 +114,8 @@ class Topology:
         default all. Of any other kind, nothing is hidden in ``plan.simulated_seconds``.
       across_loops: whether the system that runs the step sends beside other iterations of a loop, and stacks slice by
         slice, as systems do that prefetch parameters and reduce gradients in buckets. Our programs do not.
+      contention: by which part of its time computation takes longer while a collective runs beside it, since both use
+        the device's processors and memory; 0.2 for a fifth longer. It counts in ``plan.simulated_seconds`` alone.
       backend: XLA's, which compiles for the devices: ``tpu`` keeps less in memory than others (see
         ``meshdsl.planner.liveness.aliasing``), which are not told apart.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
@@ -138,13 +140,14 @@ class Topology:
     pieces: int = 1
     asynchronous: tuple[str, ...] = KINDS
     across_loops: bool = False
+    contention: float = 0.0
     backend: str = ""
     source: str = ""
 
     def __post_init__(self) -> None:
         """Check the costs."""
         above = ("flops16", "flops32", "memory_bandwidth", "memory")
-        check_costs(f"topology {self.name}", self, above, ("overhead", "half_side", "grouped"))
+        check_costs(f"topology {self.name}", self, above, ("overhead", "half_side", "grouped", "contention"))
         if not isinstance(self.pieces, int) or self.pieces < 1:
             raise ArgumentError(
                 f"topology {self.name}: pieces={self.pieces!r} is not a number of pieces; 1 sends whole"
@@ -354,7 +357,7 @@ def topology_text(topology: Topology) -> str:
 
 def written_fields(topology: Topology) -> list[str]:
     """Returns the names of the fields that files have: those that earlier files lack only where they say something."""
-    later = {"asynchronous": KINDS, "across_loops": False}
+    later = {"asynchronous": KINDS, "across_loops": False, "contention": 0.0}
     return [f.name for f in fields(Topology) if f.name not in later or getattr(topology, f.name) != later[f.name]]
 
 

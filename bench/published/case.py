@@ -108,7 +108,8 @@ class Case:
 
     def sharded(self, topology: Topology) -> tuple[md.Sharded, tuple[object, ...]]:
         """Returns the step over its mesh, and the shapes of its arguments."""
-        topology = replace(topology, pieces=self.pieces, asynchronous=KINDS, across_loops=True)
+        ours = {"asynchronous": KINDS, "across_loops": True, "contention": 0.0}  # which the fitted rates have in them
+        topology = replace(topology, pieces=self.pieces, **ours)
         if self.memory_bandwidth:
             topology = replace(topology, memory_bandwidth=self.memory_bandwidth)
         program, mesh = self.program, md.Mesh.parse(self.mesh, topology)

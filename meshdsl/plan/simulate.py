@@ -12,6 +12,8 @@ the next operation needs delays it:
 its results waits for. A loop is its body's fragment once per iteration; iterations in the middle of a loop that
 contains loops are taken as one, as long as all of them.
 
+While a collective runs beside it, the computation takes longer by the topology's ``contention``.
+
 The topology says what the system that runs the step makes of this. Our own programs are limited by their compiler. A
 collective runs beside the computation of its own loop body, or of its own piece of the program between two loops, and
 only if it is of a kind that the compiler makes ``asynchronous``; any other takes the device's computation and its link
@@ -61,18 +63,19 @@ Sent = tuple[int, Layout | int]
 
 def simulated_seconds(program: TracedProgram, solution: Solution, times: OpTimes) -> float:
     """Seconds of one step with communication hidden behind independent compute."""
-    return max(list_schedule(build_tasks(program, solution, times)), default=0.0)
+    spans = list_schedule(build_tasks(program, solution, times), solution.mesh.topology.contention)
+    return max((span.end for span in spans), default=0.0)
 
 
 def simulate(program: TracedProgram, solution: Solution, times: OpTimes) -> tuple[float, dict[Sent, float]]:
     """Seconds of one step, and per collective those of them in which the device waits for it and computes nothing."""
     tasks = build_tasks(program, solution, times)
-    ends = list_schedule(tasks)
+    spans = list_schedule(tasks, solution.mesh.topology.contention)
     exposed: dict[Sent, float] = defaultdict(float)
-    for task, seconds in zip(tasks, exposed_seconds(tasks, ends), strict=True):
+    for task, seconds in zip(tasks, exposed_seconds(tasks, spans), strict=True):
         if task.sent is not None:
             exposed[task.sent] += seconds
-    return max(ends, default=0.0), exposed
+    return max((span.end for span in spans), default=0.0), exposed
 
 
 # ---- List scheduling -------------------------------------------------------------------------------------------------
@@ -98,8 +101,19 @@ class SimulatedTask(NamedTuple):
     link: str = COMPUTE
 
 
-def list_schedule(tasks: Sequence[SimulatedTask]) -> list[float]:
-    """When each task is over, in seconds from the beginning; a task may only wait for tasks in front of it."""
+class TaskSpan(NamedTuple):
+    """When a task begins and ends, in seconds from the beginning of the step."""
+
+    begin: float
+    end: float
+
+
+def list_schedule(tasks: Sequence[SimulatedTask], contention: float = 0.0) -> list[TaskSpan]:
+    """When each task runs; a task may only wait for tasks in front of it.
+
+    Args:
+      contention: by which part of its time computation takes longer while a collective runs beside it.
+    """
     consumers: list[list[int]] = [[] for _ in tasks]
     missing = [len(task.after) for task in tasks]
     for i, task in enumerate(tasks):
@@ -108,51 +122,103 @@ def list_schedule(tasks: Sequence[SimulatedTask]) -> list[float]:
     priority = _priorities(tasks)
     taken = [{task.stream, task.link or task.stream} for task in tasks]
     ready: dict[str, list[tuple[int, int]]] = {task.stream: [] for task in tasks}
-    running: list[tuple[float, int]] = []
+    running: list[tuple[float, int, int]] = []  # when a task is over, the task, and the number of this estimate
+    estimates = [0] * len(tasks)
     busy: set[str] = set()
-    ends = [0.0] * len(tasks)
+    begins, ends = [0.0] * len(tasks), [0.0] * len(tasks)
+    beside, pace = 0, _Pace(contention)
 
     def begin(now: float, stream: str) -> None:
+        nonlocal beside
         needed = taken[ready[stream][0][1]] if ready[stream] else {stream}
         if ready[stream] and not needed & busy:
             _, i = heappop(ready[stream])
             busy.update(needed)
-            heappush(running, (now + tasks[i].seconds, i))
+            begins[i] = now
+            heappush(running, (now + tasks[i].seconds, i, 0))
+            if _is_beside(tasks[i]):
+                beside += 1
+            elif _is_computation(tasks[i]):
+                pace.begin(i, tasks[i].seconds, now)
 
     for i, task in enumerate(tasks):
         if not missing[i]:
             heappush(ready[task.stream], (priority[i], i))
-    for stream in sorted(ready):
-        begin(0.0, stream)
-    while running:
-        now = running[0][0]
-        touched = {COMPUTE} & ready.keys()  # a collective may wait for its link there
+    now, touched = 0.0, set(ready)
+    while True:
+        for stream in sorted(touched):
+            begin(now, stream)
+        if contention and (end := pace.change(beside > 0, now)) is not None:
+            estimates[pace.task] += 1
+            heappush(running, (end, pace.task, estimates[pace.task]))
+        while running and running[0][2] != estimates[running[0][1]]:
+            heappop(running)
+        if not running:
+            return list(map(TaskSpan, begins, ends))
+        now, touched = running[0][0], {COMPUTE} & ready.keys()  # a collective may wait for its link there
         while running and running[0][0] == now:
-            _, i = heappop(running)
+            _, i, number = heappop(running)
+            if number != estimates[i]:
+                continue
             ends[i] = now
             busy -= taken[i]
             touched |= taken[i] & ready.keys()
+            beside -= _is_beside(tasks[i])
+            if _is_computation(tasks[i]):
+                pace.end()
             for consumer in consumers[i]:
                 missing[consumer] -= 1
                 if not missing[consumer]:
                     heappush(ready[tasks[consumer].stream], (priority[consumer], consumer))
                     touched.add(tasks[consumer].stream)
-        for stream in sorted(touched):
-            begin(now, stream)
-    return ends
 
 
-def exposed_seconds(tasks: Sequence[SimulatedTask], ends: Sequence[float]) -> list[float]:
+class _Pace:
+    """How fast the computation goes: slower while collectives run beside it."""
+
+    def __init__(self, contention: float) -> None:
+        self.contention, self.task = contention, -1
+        self._left = self._since = 0.0  # seconds of undisturbed computation that were left at a time
+        self._slowed = False
+
+    def begin(self, task: int, seconds: float, now: float) -> None:
+        self.task, self._left, self._since, self._slowed = task, seconds, now, False
+
+    def end(self) -> None:
+        self.task = -1
+
+    def change(self, slowed: bool, now: float) -> float | None:
+        """When the task is over if it is slowed down from now on, or no longer; None if nothing changes."""
+        if self.task < 0 or slowed == self._slowed:
+            return None
+        self._left -= (now - self._since) / self._factor
+        self._since, self._slowed = now, slowed
+        return now + self._left * self._factor
+
+    @property
+    def _factor(self) -> float:
+        return 1 + self.contention * self._slowed
+
+
+def _is_computation(task: SimulatedTask) -> bool:
+    return task.stream == COMPUTE and task.sent is None
+
+
+def _is_beside(task: SimulatedTask) -> bool:
+    """Whether a task is a collective that computation may run beside."""
+    return task.stream != COMPUTE
+
+
+def exposed_seconds(tasks: Sequence[SimulatedTask], spans: Sequence[TaskSpan]) -> list[float]:
     """Per task, the seconds in which it runs and nothing is computed; tasks that run at the same time share them."""
     found, running, computing, last = [0.0] * len(tasks), set[int](), 0, 0.0
-    spans = [(end - task.seconds, end, i) for i, (task, end) in enumerate(zip(tasks, ends, strict=True))]
-    times = [(time, time == begin, i) for begin, end, i in spans if begin < end for time in (begin, end)]
+    times = [(time, time == span.begin, i) for i, span in enumerate(spans) if span.begin < span.end for time in span]
     for now, starts, i in sorted(times):
         if not computing:
             for other in running:
                 found[other] += (now - last) / len(running)
         last = now
-        if tasks[i].stream == COMPUTE and tasks[i].sent is None:
+        if _is_computation(tasks[i]):
             computing += 1 if starts else -1
         elif starts:
             running.add(i)

@@ -84,7 +84,8 @@ def _differences(plan: PlanData, program: TracedProgram, mesh: Mesh, pins: Pins)
     yield from _violated_pins("output", plan.outputs, program.outputs, pins.outputs)
 
 
-_SIMULATED = ("asynchronous", "across_loops")  # facts that earlier files lack, and that no plan runs differently for
+# facts that earlier files lack, and that no plan runs differently for
+_SIMULATED = ("asynchronous", "across_loops", "contention")
 
 
 def _topology_differences(planned: Topology, given: Topology) -> Iterator[str]:

@@ -21,19 +21,23 @@ def job(stream, seconds, *after, follows=False):
     return SimulatedTask(stream, seconds, frozenset(after), follows)
 
 
+def ends_of(jobs, contention=0.0):
+    return [span.end for span in list_schedule(jobs, contention)]
+
+
 def test_what_nobody_waits_for_runs_beside_the_computation():
     jobs = [job(LINK, 2.0), job(COMPUTE, 3.0, 0), job(LINK, 2.0), job(COMPUTE, 3.0, 1, 2), job(OTHER, 9.0)]
-    assert list_schedule(jobs) == [2.0, 5.0, 4.0, 8.0, 9.0]
+    assert ends_of(jobs) == [2.0, 5.0, 4.0, 8.0, 9.0]
 
 
 def test_what_the_next_operation_needs_stands_in_its_way():
     jobs = [job(COMPUTE, 1.0), job(LINK, 4.0, 0), job(COMPUTE, 1.0, 1)]
-    assert list_schedule(jobs) == [1.0, 5.0, 6.0]
+    assert ends_of(jobs) == [1.0, 5.0, 6.0]
 
 
 def test_a_link_takes_what_is_due_first_and_never_two_at_a_time():
     jobs = [job(COMPUTE, 1.0), job(LINK, 5.0, 0), job(LINK, 1.0), job(LINK, 1.0)]
-    assert list_schedule(jobs) == [1.0, 6.0, 1.0, 7.0]
+    assert ends_of(jobs) == [1.0, 6.0, 1.0, 7.0]
 
 
 def test_seconds_without_computation_belong_to_the_transfers_in_them():
@@ -41,10 +45,21 @@ def test_seconds_without_computation_belong_to_the_transfers_in_them():
     assert exposed_seconds(jobs, list_schedule(jobs)) == [0.0, 1.0 + 1.0, 1.0, 0.0]
 
 
+def test_computation_takes_longer_beside_transfers():
+    jobs = [job(COMPUTE, 4.0), job(LINK, 3.0), job(OTHER, 2.0, 1), job(COMPUTE, 2.0, 0), job(COMPUTE, 1.0, 2, 3)]
+    spans = list_schedule(jobs, 0.5)  # beside 5 s of transfers, 10/3 s of computation take half as long again
+    assert [span.end for span in spans] == pytest.approx([17 / 3, 3.0, 5.0, 23 / 3, 26 / 3])
+    assert ends_of([job(COMPUTE, 4.0), job(LINK, 3.0)], 0.5) == [5.0, 3.0]
+    assert ends_of([job(COMPUTE, 4.0), job(LINK, 60.0)], 0.5) == [6.0, 60.0]
+    jobs = [job(LINK, 1.0), job(COMPUTE, 2.0, 0), job(LINK, 1.5, 0), job(LINK, 1.0, 1)]
+    assert ends_of(jobs, 1.0) == [1.0, 3.75, 2.5, 4.75]
+    assert ends_of(jobs) == [1.0, 3.0, 2.5, 4.0]
+
+
 def test_what_follows_is_due_behind_the_job_that_it_waits_for():
     for follows, expected in ((True, [1.0, 3.0, 2.0]), (False, [1.0, 2.0, 3.0])):
-        assert list_schedule([job(COMPUTE, 1.0), job(COMPUTE, 1.0), job(COMPUTE, 1.0, 0, follows=follows)]) == expected
-    assert list_schedule([]) == [] and list_schedule([job(LINK, 0.0), job(COMPUTE, 0.0, 0)]) == [0.0, 0.0]
+        assert ends_of([job(COMPUTE, 1.0), job(COMPUTE, 1.0), job(COMPUTE, 1.0, 0, follows=follows)]) == expected
+    assert ends_of([]) == [] and ends_of([job(LINK, 0.0), job(COMPUTE, 0.0, 0)]) == [0.0, 0.0]
 
 
 @st.composite
@@ -82,7 +97,7 @@ def by_the_clock(jobs):
 @settings(max_examples=300, deadline=None)
 @given(graphs())
 def test_random_jobs_end_as_by_the_clock(jobs):
-    ends = list_schedule(jobs)
+    ends = ends_of(jobs)
     assert ends == by_the_clock(jobs)
     busiest = max(sum(x.seconds for x in jobs if x.stream == s) for s in (COMPUTE, LINK, OTHER))
     assert busiest <= max(ends) <= sum(x.seconds for x in jobs)
