@@ -63,5 +63,5 @@ def _bound(found: SearchResult, cheapest: SearchResult | None, seconds: float) -
     """Returns seconds that no plan undercuts, with buckets or without."""
     if cheapest is None:
         return 0.0
-    with_any = cheapest.certify() + least_latency(found.model.mesh)
-    return min(with_any, found.certify(), seconds)
+    with_any = min(cheapest.certify() + least_latency(found.model.mesh), seconds)
+    return min(with_any, found.certify(enough=with_any))

@@ -19,7 +19,7 @@ from itertools import chain, product
 from typing import Any
 
 from meshdsl.api.ambient import JaxSettings
-from meshdsl.api.options import parse_memory
+from meshdsl.api.options import parse_effort, parse_memory
 from meshdsl.api.plan_variants import least_variant_seconds, plan_best_variant
 from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
@@ -35,6 +35,7 @@ from meshdsl.pins import AS_GIVEN, LayoutTable, fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.planner.bounds.trivial import least_memory
+from meshdsl.planner.limits import EFFORTS
 from meshdsl.schedules.spec import CHUNKED, RECOMPUTE, SCHEDULES, Pipeline
 from meshdsl.shardings import StatedTree, topology_at_hand
 from meshdsl.trace import trace
@@ -154,8 +155,8 @@ class BoundedConfiguration:
         """Plan the configuration."""
         assert self.stages is not None and self.program is not None
         options, program = self.stages.options, self.stages.with_uneven_pins(self.program)
-        pins, remat = self.stages.user_pins, options.remat == "auto"
-        return plan_best_variant(program, options.mesh, pins, options.memory, remat=remat).plan
+        pins, limits, remat = self.stages.user_pins, EFFORTS[options.effort], options.remat == "auto"
+        return plan_best_variant(program, options.mesh, pins, options.memory, limits=limits, remat=remat).plan
 
 
 @dataclass
@@ -167,6 +168,7 @@ class ConfigurationSearch:
     rules: Rules | str | None
     memory: str | None
     devices: int = 1
+    effort: str = "default"
     _microbatched: dict[Any, TracedProgram] = field(default_factory=dict)
 
     def bounded(self, config: Configuration) -> BoundedConfiguration:
@@ -223,6 +225,7 @@ class ConfigurationSearch:
             Mesh(topology=self.topology, **config.sizes),
             self._layouts if AXIS in config.sizes else program.layouts,
             memory=self.memory,
+            effort=self.effort,
             donate_argnums=tuple(range(len(program.args) - 1)),
             rules=self._rules,
             pipeline=config.pipeline,
@@ -383,6 +386,7 @@ def search(
     layouts: Mapping[str, StatedTree] | None = None,
     rules: Rules | str | None = None,
     memory: str | None = None,
+    effort: str = "default",
     progress: Callable[[str], None] = lambda said: None,
 ) -> Search:
     """Plan a step on ``devices`` devices over every mesh of these axes, and every pipeline of these settings.
@@ -402,6 +406,7 @@ def search(
       layouts: pins as in ``parallelize``, for a function.
       rules: mesh axes by named dims, as in ``parallelize``; for a program, in place of its own.
       memory: limit per device, such as ``"60GiB"``; default is the topology's.
+      effort: how much planning is worth, as in ``parallelize``.
       progress: called with a line of text before each configuration.
 
     Returns:
@@ -415,7 +420,7 @@ def search(
       >>> len(found.candidates), found.best.plan.mesh.size
       (4, 8)
     """
-    _check_arguments(devices, topology, axes, microbatches, schedules, chunks, recompute, memory, args, step)
+    _check_arguments(devices, topology, axes, microbatches, schedules, chunks, recompute, memory, effort, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)
     if LayoutTable.of(program.layouts).as_given:
         row = f"layouts: {AS_GIVEN!r} pins arguments to the one mesh that they lie on; give layouts by globs instead"
@@ -425,7 +430,7 @@ def search(
         topology = at_hand.topology
         if at_hand.assumed:
             log.warning("%s", at_hand.note)
-    space = ConfigurationSearch(program, topology, rules, memory, devices)
+    space = ConfigurationSearch(program, topology, rules, memory, devices, effort)
     progress("tracing")
     _ = space.on_devices or space.traced
     every = configurations(
@@ -475,6 +480,7 @@ def _check_arguments(
     chunks: Any,
     recompute: Any,
     memory: Any,
+    effort: Any,
     args: tuple[Any, ...],
     step: Any,
 ) -> None:
@@ -486,6 +492,7 @@ def _check_arguments(
 
     rows = [] if is_size(devices) else [f"devices: {is_a(devices)}, not a positive number of devices"]
     parse_memory(memory, rows)
+    parse_effort(effort, rows)
     if not isinstance(topology, Topology | None) and topology not in preset_names():
         rows.append(f"topology: no topology {topology!r}{nearest(topology, preset_names())}")
     if axes is not None and (isinstance(axes, str) or not axes or len(set(axes)) < len(axes)):

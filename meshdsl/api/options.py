@@ -25,6 +25,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
 from meshdsl.pins import AS_GIVEN, GivenLayouts, LayoutTable, replaced_inputs, spread
 from meshdsl.plan.plan import Plan
+from meshdsl.planner.limits import EFFORTS
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.shardings import StatedMesh, mesh_of, pin_of, topology_at_hand
 from meshdsl.trace.arguments import step_name
@@ -75,6 +76,7 @@ class Options:
     pipeline: Pipeline | None = None
     overlap: Overlap = OFF
     time_limit: float | None = None
+    effort: str = "default"
     axis_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constraints: str = "keep"
     mapped: bool = False
@@ -210,6 +212,7 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         pipeline=_parse_pipeline(given["pipeline"], plan, rows),
         overlap=_parse_overlap(given["overlap"], plan, rows),
         time_limit=_parse_time_limit(given["time_limit"], rows),
+        effort=parse_effort(given["effort"], rows),
         axis_names=_parse_axis_names(given["axis_names"], mesh, rows),
         constraints=parse_constraints(given["constraints"], rows),
         mapped=given["mapped"],
@@ -351,6 +354,15 @@ def _parse_time_limit(seconds: Any, rows: list[str]) -> float | None:
         return None if seconds is None else float(seconds)
     rows.append(f"time_limit: {is_a(seconds)}, not a number of seconds above 0; None is no limit")
     return None
+
+
+def parse_effort(effort: object, rows: list[str]) -> str:
+    """Return how much planning is worth; append a fault if it is none of ``EFFORTS``."""
+    if isinstance(effort, str) and effort in EFFORTS:
+        return effort
+    near = nearest(effort, EFFORTS) if isinstance(effort, str) else ""
+    rows.append(f"effort: {effort!r} is none of {', '.join(map(repr, EFFORTS))}{near}")
+    return "default"
 
 
 def _parse_axis_names(given: object, mesh: Mesh, rows: list[str]) -> dict[str, tuple[str, ...]]:

@@ -270,7 +270,8 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
     bound = start(planned.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
     solution = replace(solution, lower_bound=min(bound.result(), solution.seconds))
-    plan = replace(plan, padded=tuple(best.sizes.items()), regions=best.regions, solution=solution)
+    effort = found.model.limits.effort
+    plan = replace(plan, padded=tuple(best.sizes.items()), regions=best.regions, solution=solution, effort=effort)
     if best.remat:
         plan = replace(plan, recomputation=best.remat.facts(program, solution, found.model.problem.op_classes))
     return PlannedProgram(program, plan, replace(best, outcome=found.released()), overlap)

@@ -158,6 +158,7 @@ def parallelize_program(
     rules: Rules | str | None = None,
     memory: str | None = None,
     plan: Plan | None = None,
+    effort: str = "default",
 ) -> Sharded[..., Any]:
     """Return the program's step over ``mesh``; its state, all arguments but the last, is donated.
 
@@ -167,6 +168,7 @@ def parallelize_program(
       rules: in place of the program's own.
       memory: limit per device, such as ``"60GiB"``; default is the topology's.
       plan: run this plan instead of planning.
+      effort: how much planning is worth, as in ``parallelize``.
     """
     used_rules = program.rules if rules is None else rules
     layouts = program.layouts
@@ -181,6 +183,7 @@ def parallelize_program(
         memory=memory,
         donate_argnums=tuple(range(len(program.args) - 1)),
         plan=plan,
+        effort=effort,
         pipeline=program.pipeline,
         overlap=program.overlap if plan is None else False,
         axis_names=program.axis_names,

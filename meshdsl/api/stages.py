@@ -48,6 +48,7 @@ from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.types import Array
 from meshdsl.plan.validate import check_runnable, check_same_program
+from meshdsl.planner.limits import EFFORTS
 from meshdsl.recomputation.levels import recomputable
 from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.trace import Call, trace_call
@@ -220,8 +221,8 @@ class CallStages:
 
     def _plan(self, pins: UserPins) -> PlannedProgram:
         o = self.options
-        remat = o.remat == "auto"
-        return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit, remat=remat)
+        limits, remat = EFFORTS[o.effort], o.remat == "auto"
+        return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit, limits, remat)
 
     def takes(self, given: GivenLayouts) -> bool:
         """Whether arguments lie where the plan takes them, those that lie anywhere."""

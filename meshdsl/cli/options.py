@@ -16,6 +16,11 @@ def schedule_names() -> list[str]:
     return list(SCHEDULES)
 
 
+def effort_names() -> list[str]:
+    """Names of the efforts of planning, for completion."""
+    return ["fast", "default", "prove"]
+
+
 _PROGRAM = "path/to/file.py, which defines 'program', or module:attribute"
 _COSTS = "costs of links and devices: a preset or a TOML file; default: those of the devices at hand"
 ProgramName = Annotated[str, typer.Argument(help=_PROGRAM, show_default=False)]
@@ -55,6 +60,10 @@ RematWord = Annotated[
 ]
 OverlapWord = Annotated[
     str | None, typer.Option("--overlap", help="hide communication: off, prefetch or full; default: the program's")
+]
+EffortWord = Annotated[
+    str,
+    typer.Option("--effort", help="how much planning is worth: fast, default or prove", autocompletion=effort_names),
 ]
 SavePlan = Annotated[Path | None, typer.Option("--save", help="write the plan to this file")]
 AsJSON = Annotated[bool, typer.Option("--json", help="print JSON")]

@@ -11,6 +11,7 @@ from meshdsl.cli.options import (
     DEFAULT_MESH,
     AsJSON,
     Chunks,
+    EffortWord,
     LayoutTexts,
     MemoryText,
     MeshText,
@@ -49,6 +50,7 @@ def plan(
     recompute: Recompute = None,
     remat: RematWord = None,
     overlap: OverlapWord = None,
+    effort: EffortWord = "default",
     save: SavePlan = None,
     html: Annotated[Path | None, typer.Option(help="write the plan as an HTML page to this file")] = None,
     as_json: AsJSON = False,
@@ -58,7 +60,7 @@ def plan(
     over = load_mesh(mesh, topology)
     loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
     loaded = loaded if overlap is None else replace(loaded, overlap=overlap)
-    found = _plan(program, loaded, over, rules, memory)
+    found = _plan(program, loaded, over, rules, memory, effort)
     if save is not None:
         found.save(save)
     if html is not None:
@@ -95,7 +97,7 @@ def check(
 
     before = load_plan(saved)
     loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
-    _show_difference("check", before.diff(_plan(program, loaded, before.mesh, rules, memory)), as_json)
+    _show_difference("check", before.diff(_plan(program, loaded, before.mesh, rules, memory, before.effort)), as_json)
 
 
 def paths_of_inputs(context: typer.Context) -> list[str]:
@@ -136,7 +138,8 @@ def explain(
         before.layout(name)
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
         with working(f"planning {program} with every layout of {name}"):
-            found = parallelize_program(loaded, before.mesh, rules, memory).explain(name, *loaded.args)
+            sharded = parallelize_program(loaded, before.mesh, rules, memory, effort=before.effort)
+            found = sharded.explain(name, *loaded.args)
     show("explain", found, found.facts, as_json)
 
 
@@ -223,6 +226,7 @@ def plan_facts(found: "Plan") -> dict[str, Any]:
         "lower_bound": found.lower_bound,
         "simulated_seconds": found.simulated_seconds,
         "gap": found.gap,
+        "effort": found.effort,
         "bytes": found.bytes,
         "memory": found.memory,
         "mfu": found.mfu,
@@ -247,11 +251,11 @@ def diff_facts(found: "PlanDiff") -> dict[str, Any]:
     return facts
 
 
-def _plan(name: str, loaded: "Program", mesh: Mesh, rules: str | None, memory: str | None) -> "Plan":
+def _plan(name: str, loaded: "Program", mesh: Mesh, rules: str | None, memory: str | None, effort: str) -> "Plan":
     from meshdsl.api.program import parallelize_program
 
     with working(f"planning {name} over {mesh}"):
-        return parallelize_program(loaded, mesh, rules, memory).plan(*loaded.args)
+        return parallelize_program(loaded, mesh, rules, memory, effort=effort).plan(*loaded.args)
 
 
 def _show_difference(command: str, found: "PlanDiff", as_json: bool) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from meshdsl.cli.options import (
     AsJSON,
+    EffortWord,
     LayoutTexts,
     MemoryText,
     ProgramName,
@@ -50,6 +51,7 @@ def search(
     rules: RulesText = None,
     memory: MemoryText = None,
     remat: RematWord = None,
+    effort: EffortWord = "default",
     save: SavePlan = None,
     as_json: AsJSON = False,
 ) -> None:
@@ -73,6 +75,7 @@ def search(
             recompute=recompute.split(","),
             rules=rules,
             memory=memory,
+            effort=effort,
             progress=status.update,
         )
     best = found.candidates[0]
@@ -82,6 +85,7 @@ def search(
     command += [part for pin in layouts or () for part in ("--layouts", pin)]
     command += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
     command += ["--remat", remat] if remat else []
+    command += ["--effort", effort] if effort != "default" else []
     facts = {"devices": devices, "candidates": [candidate.facts for candidate in found.candidates]}
     show("search", found, facts, as_json)
     if best.plan is None:

@@ -13,6 +13,7 @@ from meshdsl.cli.options import (
     DEFAULT_MESH,
     AsJSON,
     Chunks,
+    EffortWord,
     LayoutTexts,
     MemoryText,
     MeshText,
@@ -71,6 +72,7 @@ def train(
     chunks: Chunks = None,
     recompute: Recompute = None,
     remat: RematWord = None,
+    effort: EffortWord = "default",
     steps: Annotated[int | None, typer.Option(min=1, help="steps of the run; default: the program's")] = None,
     folder: Annotated[
         str | None, typer.Option(help="folder of the run, also gs://bucket/run or s3://bucket/run; default: runs/NAME")
@@ -177,7 +179,7 @@ def train(
         loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
         trained = skipping(loaded) if on_nan is OnNaN.skip else loaded
         planned = os.environ.get(PLANNED_FILE)
-        session = Session(trained, over, rules, memory, is_supervised(), planned)
+        session = Session(trained, over, rules, memory, is_supervised(), planned, effort)
         if plan_ahead:
             return session.plan_ahead(local)
         devices_for(over)  # refuses too few before a plan takes its time

@@ -52,6 +52,7 @@ from meshdsl.plan.types import (
     Timing,
     Utilization,
 )
+from meshdsl.planner.limits import EFFORTS, PROVE
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.files import read_regular
 from meshdsl.util.lazy import Lazy
@@ -168,6 +169,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: tuple[tuple[int, tuple[Collective, ...]], ...] = ()
     rings: tuple[RingRecord, ...] = ()
     recomputation: Recomputation | None = None
+    effort: str = PROVE
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -270,7 +272,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
     lacking |= {"exposed": not plan.exposed, "buckets": not s.buckets, "parts": not given["parts"]}
-    lacking |= {"rings": not s.rings, "recomputation": plan.recomputation is None}
+    lacking |= {"rings": not s.rings, "recomputation": plan.recomputation is None, "effort": plan.effort == PROVE}
     lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
@@ -509,6 +511,11 @@ def _consistency_faults(f: PlanFile) -> Iterator[str]:
         yield from check(f, mesh)
 
 
+def _effort_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    if f.effort not in EFFORTS:
+        yield f"effort: {f.effort!r} is none of {', '.join(map(repr, EFFORTS))}{nearest(f.effort, EFFORTS)}"
+
+
 def _timing_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     if f.exposed and len(f.exposed) != len(f.collectives):
         yield f"exposed: seconds of {len(f.exposed)} collectives, of {len(f.collectives)}"
@@ -620,6 +627,7 @@ _CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (
     _step_faults,
     _collective_faults,
     _span_faults,
+    _effort_faults,
     _timing_faults,
     _prefetch_faults,
 )

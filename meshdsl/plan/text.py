@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
 from meshdsl.plan.types import LAUNCHES, Array, Collective, PlanData, PrefetchedLoop, RecomputedValue
+from meshdsl.planner.limits import PROVE
 from meshdsl.util.paths import Components, split_path
 from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
 
@@ -153,7 +154,8 @@ def layout_text(layout: Layout) -> str:
 
 def _title(plan: PlanData) -> Iterator[str]:
     yield f"plan of {plan.name} on mesh {plan.mesh}, topology {plan.topology.name}"
-    bound = f"lower bound {seconds_text(plan.lower_bound)}, gap {percent_text(plan.gap)}"
+    effort = f", effort {plan.effort}" if plan.gap and plan.effort != PROVE else ""
+    bound = f"lower bound {seconds_text(plan.lower_bound)}, gap {percent_text(plan.gap)}{effort}"
     yield f"  predicted step time  {seconds_text(plan.seconds)}  ({bound})"
     overlapped = seconds_text(plan.simulated_seconds)
     yield f"  with overlap         {overlapped}  (communication hidden behind independent compute)"

@@ -18,6 +18,7 @@ from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
+from meshdsl.planner.limits import PROVE
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.shardings import partition_spec
 from meshdsl.util.lazy import Lazy
@@ -291,6 +292,7 @@ class PlanData:
       jax: version of jax that traced the step, which does not make plans unequal; empty in older files.
       prefetched: the loops that send collectives ahead or behind, in program order.
       recomputation: what the backward pass computes again, if ``remat="auto"`` chose anything.
+      effort: with which the step was planned, which does not make plans unequal either.
     """
 
     name: str
@@ -310,6 +312,7 @@ class PlanData:
     jax: str = field(default="", compare=False)
     prefetched: tuple[PrefetchedLoop, ...] = ()
     recomputation: Recomputation | None = None
+    effort: str = field(default=PROVE, compare=False)
 
     @property
     def fingerprint(self) -> str:

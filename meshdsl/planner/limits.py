@@ -15,6 +15,8 @@ Not here, but beside the code that they belong to: random seeds, and tolerances 
 
 from dataclasses import dataclass
 
+PROVE = "prove"  # the effort that ends only where bound and plan meet, or more work does not help
+
 
 @dataclass(frozen=True)
 class SearchLimits:
@@ -25,6 +27,13 @@ class SearchLimits:
     solve_small_nodes: int = 600  # nodes up to which plans over the limit get rounds, and changed pins a search
     solve_variant_operations: int = 20_000  # operations; padding for several axes is tried on steps of fewer
     solve_replan_cost: float = 1e-2  # part of a plan's cost that refined pins may add for its bound to be good enough
+
+    effort: str = PROVE  # name of the preset (``EFFORTS``) that these limits are, or are like
+
+    # ---- worth: when planning ends although bound and plan have not met (see ``tolerated_gap``) --------------------
+
+    worth_gap: float = 0.0  # relative gap that is not worth more work; 0 to go on as long as the other limits allow
+    worth_work: int = 1  # entries that are touched before all of that gap is tolerated
 
     # ---- buckets: small collectives that are sent as one -----------------------------------------------------------
 
@@ -101,6 +110,8 @@ class SearchLimits:
     bounds_closing_work: int = 64_000_000_000  # entries that all rounds may touch
     bounds_lifting_work: int = 1_000_000_000  # the same for rounds without search, of a network that is quick
     bounds_quick_entries: int = 2_000_000  # entries of such a network
+    bounds_apart_passes: tuple[int, ...] = (4, 8, 16, 32)  # passes of the stages of the early bound of many mesh axes
+    bounds_apart_rise: float = 3.0  # what later stages raise it by at most, in rises of the last one
     bounds_small_gap: float = 1e-4  # relative gap of a larger network that is not worth all of the work ...
     bounds_small_gap_reserve: int = 48_000_000_000  # ... but only as long as more entries than these are left
 
@@ -110,6 +121,9 @@ class SearchLimits:
     search_joint_pairs_once: int = 50_000_000  # the same for encoding them once, for rounds and bound
     search_rounds_entries: int = 2_000_000  # entries of a network of plans up to which the gap is closed in rounds
     search_rounds_nodes: int = 2_000  # nodes up to which it is in any case
+    search_near_entries: int = 2_000_000  # the same in a neighbourhood of mesh axes, where entries alone count
+    search_pairs: bool = True  # whether any two of many mesh axes also move while the others stay
+    search_quick_pairs: bool = True  # whether they do in a search from a known plan; otherwise all move in two groups
     search_deep_nodes: int = 20_000  # nodes above which neighbourhoods get no rounds, and fewer sweeps
     search_start_passes: int = 8  # passes between tests of progress
     search_start_patience: int = 2  # tests without progress after which the initial plan is taken
@@ -185,6 +199,14 @@ class SearchLimits:
 
     liveness_points: int = 24  # program points over the limit that crossover of plans considers ...
     liveness_spacing: int = 48  # ... so many parts of the step or more apart
+
+    def tolerated_gap(self, work: int) -> float:
+        """Returns the relative gap that is not worth more work, after so many entries were touched.
+
+        A step runs for as long as training takes, however short it is, so what a gap may cost is relative as well. What
+        is cheap to prove is proved: the gap that is tolerated grows with the work that was spent, up to ``worth_gap``.
+        """
+        return self.worth_gap * min(1.0, work / self.worth_work)
 
 
 @dataclass(frozen=True)
@@ -267,4 +289,36 @@ class ContestLimits:
 
 
 DEFAULT_LIMITS = SearchLimits()
+EFFORTS = {
+    "fast": SearchLimits(
+        effort="fast",
+        solve_variant_operations=0,
+        search_pairs=False,
+        buckets_latencies=(0.0, 0.25),
+        search_near_entries=0,
+        search_quick_pairs=False,
+        worth_gap=3e-2,
+        worth_work=30_000_000,
+        bounds_message_work_most=600_000_000,
+        bounds_closing_work=600_000_000,
+        bounds_small_gap_reserve=0,
+        memory_bisections=3,
+        memory_dual_steps=1,
+        memory_dual_work=600_000_000,
+        memory_dual_work_last=600_000_000,
+    ),
+    "default": SearchLimits(
+        effort="default",
+        search_near_entries=0,
+        search_quick_pairs=False,
+        worth_gap=1e-2,
+        worth_work=200_000_000,
+        bounds_message_work_most=2_000_000_000,
+        bounds_closing_work=2_000_000_000,
+        bounds_small_gap_reserve=0,
+        memory_dual_work=2_000_000_000,
+        memory_dual_work_last=4_000_000_000,
+    ),
+    PROVE: DEFAULT_LIMITS,
+}
 DEFAULT_CONTEST_LIMITS = ContestLimits()

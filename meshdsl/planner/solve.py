@@ -12,8 +12,9 @@ reshards that are cheaper because they overlap with compute (``with_overlap``) o
 (``with_shared_latency``), or within less memory (``within``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from meshdsl.ir.graph import TracedProgram
@@ -40,7 +41,6 @@ from meshdsl.planner.search.search import (
     searches_jointly,
 )
 from meshdsl.planner.search.tie_break import fewest_layouts
-from meshdsl.util.lazy import Lazy
 from meshdsl.util.runtime import Deadline, Submit, gc_paused
 
 # ---- Results ---------------------------------------------------------------------------------------------------------
@@ -60,16 +60,15 @@ class FreeBound:
 
     Args:
       known: proved already, under looser pins.
-      search: of the search, computed when it is first read; None if the known bound suffices.
+      search: of the search, computed up to as many seconds as are of use; None if the known bound suffices.
     """
 
     known: float = 0.0
-    search: Lazy[float] | None = None
+    search: Callable[[float], float] | None = None
 
-    @property
-    def seconds(self) -> float:
-        """The higher of both bounds."""
-        return max(self.known, self.search.value) if self.search else self.known
+    def seconds(self, enough: float) -> float:
+        """Returns the higher of both bounds; from ``enough`` on, a higher one is of no use."""
+        return max(self.known, self.search(enough)) if self.search and self.known < enough else self.known
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,14 +130,18 @@ class SearchResult:
         fit = replace(fit, plan=plan, free=fit.free if is_constrained else plan)
         return replace(self, fit=fit, peak=self.fitter.peak(plan), pending=pending)
 
-    def certify(self) -> float:
-        """Returns seconds that no plan within the limit undercuts. Nothing can be searched afterwards."""
+    def certify(self, enough: float = inf) -> float:
+        """Returns seconds that no plan within the limit undercuts. Nothing can be searched afterwards.
+
+        Args:
+          enough: seconds from which on a higher bound is of no use.
+        """
         bound, seconds = 0.0, self.model.scale.seconds
         if self.fit.is_constrained:
             cost = dual_bound(self.fitter, self.fit, self.pending)
             bound = seconds(min(cost, self.fit.plan.cost) - ROUNDING * abs(cost))
         if bound <= seconds(self.fit.free.cost):
-            bound = max(bound, self.free_bound.seconds)
+            bound = max(bound, self.free_bound.seconds(enough))
         self.model.release_domains()
         return bound
 
@@ -239,7 +242,7 @@ class SearchResult:
         known = None if self.is_small else self.fit.plan.rows
         found = search(model, lambda _: self.is_small, fitter.networks, known, fitter.evaluator)
         fit = fitter.fit(found.plan, self.limit, fitter.pricing(self.fit.pricing))
-        return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=Lazy(found.lower_bound)))
+        return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
 
     def at_rows(self, rows: Assignment) -> "SearchResult":
         """Returns this search with another plan, perhaps of a search at other prices, in place of its own."""
@@ -296,7 +299,7 @@ class SearchResult:
         peak = fitter.peak(fit.plan)
         if peak.bytes > self.limit or fit.plan.cost > enough:
             return None, fit.pricing
-        bound = FreeBound(search=Lazy(lambda: quick_bound(model, free)))
+        bound = FreeBound(search=lambda _: quick_bound(model, free))
         return SearchResult(model, fitter, fit, peak, bound), fit.pricing
 
     def _search_again(self, fitter: MemoryFitter, pricing: Pricing) -> "SearchResult":
@@ -307,7 +310,7 @@ class SearchResult:
         if fit.is_constrained:
             is_small = len(fitter.model.nodes) <= fitter.model.limits.solve_small_nodes
             fit = fitter.prove(fitter.improve(fitter.bisect(fit)) if is_small else fitter.adopt(fit))
-        bound = FreeBound(search=Lazy(found.lower_bound))
+        bound = FreeBound(search=found.lower_bound)
         return SearchResult(fitter.model, fitter, fit, fitter.peak(fit.plan), bound)
 
     def _bytes(self, plan: CostedPlan) -> int:
@@ -352,7 +355,7 @@ def solve(
 
     found = search(model, is_worth_rounds, fitter.networks, None, fitter.evaluator)
     fit = fitter.fit(found.plan, limit)
-    return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=Lazy(found.lower_bound)))
+    return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
 
 
 def solution_of(model: Model, pins: Pins, plan: CostedPlan, peak: Peak) -> Solution:

@@ -343,6 +343,7 @@ class Session:
       memory: memory limit per device, such as ``"60GiB"``; default is the topology's.
       supervised: whether a supervisor may start the run again, also over other meshes: plans are kept for it.
       planned: file of a plan for this launch, which is used if it is one of this step.
+      effort: how much planning is worth, as in ``parallelize``.
     """
 
     program: Program
@@ -351,6 +352,7 @@ class Session:
     memory: str | None = None
     supervised: bool = False
     planned: str | None = None
+    effort: str = "default"
 
     def __post_init__(self) -> None:
         """Makes the console, which is quiet unless this is the first process."""
@@ -408,14 +410,17 @@ class Session:
         """Plans for the topology of the run in this folder, and keeps the plan for its supervisor."""
         if (folder / PLAN).exists():
             self.mesh = Mesh(topology=load_plan(folder / PLAN).topology, **self.mesh.sizes_by_name)
-        plan = parallelize_program(self.program, self.mesh, self.rules, self.memory).plan(*self.program.args)
+        plan = self._sharded().plan(*self.program.args)
         save_for_supervisor(plan, folder)
+
+    def _sharded(self, plan: Plan | None = None) -> Sharded[..., Any]:
+        return parallelize_program(self.program, self.mesh, self.rules, self.memory, plan, self.effort)
 
     def _plan(self, run: Run) -> tuple[Sharded[..., Any], Plan]:
         before = time.monotonic()
         found = self._planned_before()
         if found is None:
-            sharded = parallelize_program(self.program, self.mesh, self.rules, self.memory)
+            sharded = self._sharded()
             with self._console.status(f"planning over {self.mesh}"):
                 found_now = sharded, sharded.plan(*self.program.args)
         sharded, plan = found or found_now
@@ -432,7 +437,7 @@ class Session:
             return None
         try:
             plan = load_plan(self.planned)
-            sharded = parallelize_program(self.program, self.mesh, self.rules, self.memory, plan)
+            sharded = self._sharded(plan)
             return sharded, sharded.plan(*self.program.args)
         except PlanFileError as error:
             log.warning("the plan %s is made anew: %s", self.planned, error)

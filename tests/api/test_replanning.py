@@ -1,7 +1,6 @@
 """Planning again under other pins: the same plans as anew, without tracing or building tables again."""
 
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 
 import jax
@@ -10,11 +9,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.api import stages
-from meshdsl.api.plan_variants import plan_best_variant
 from meshdsl.errors import ArgumentError, MemoryLimitError
 from meshdsl.ir.solution import Pins
-from meshdsl.planner.limits import SearchLimits
+from meshdsl.planner.limits import EFFORTS, SearchLimits
 from meshdsl.planner.problem.build import make_problem, repin
 from meshdsl.planner.problem.model import Model, is_refinement
 from meshdsl.trace import trace
@@ -97,7 +94,7 @@ def test_the_bound_stays_where_a_pin_changes_that_costs_little():
 def test_a_bound_that_a_pin_raises_is_not_that_of_the_pins_before(monkeypatch):
     """The pin costs little, so the bound without it holds; what memory says with it does not when it is taken out."""
     limits = replace(SearchLimits(), solve_replan_cost=0.05)
-    monkeypatch.setattr(stages, "plan_best_variant", partial(plan_best_variant, limits=limits))
+    monkeypatch.setitem(EFFORTS, "default", limits)
 
     def step(w, x):
         def loss(w):
@@ -166,7 +163,7 @@ def test_where_memory_is_short_it_goes_on_at_the_price_that_met_it(monkeypatch):
     """Nothing is searched again memory aside, unless that has become another question."""
     searched, search = [], solve_module.search
     limits = replace(SearchLimits(), solve_small_nodes=0)
-    monkeypatch.setattr(stages, "plan_best_variant", partial(plan_best_variant, limits=limits))
+    monkeypatch.setitem(EFFORTS, "default", limits)
     monkeypatch.setattr(solve_module, "search", lambda *given: searched.append(given) or search(*given))
     limit = 0.9 * sharded().plan(*ARGS).memory
     tight = sharded(memory=limit)

@@ -17,6 +17,7 @@ from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Assignment
 from meshdsl.util.arrays import Ids
 
+PROVED = 1e-9  # relative gap that counts as none: sums of floats round
 _ROUNDING = 1e-12  # relative gap that is due to rounding
 
 
@@ -28,16 +29,23 @@ class Certificate:
       best: the incumbent; states that cannot be part of a better plan are pruned.
       trees: entries that the exact trees of one value may have; if any, all nodes at wide values are kept.
       underpaid: values that networks before this one have undercounted (see ``NetworkBuilder.bounds``).
+      work: entries that messages over networks before this one have touched.
 
     Attributes:
       bound: the best lower bound so far.
       best: the incumbent, which better plans may replace.
+      work: entries that messages have touched.
     """
 
     def __init__(
-        self, builder: NetworkBuilder, best: CostedPlan, trees: int = 0, underpaid: Underpaid = MappingProxyType({})
+        self,
+        builder: NetworkBuilder,
+        best: CostedPlan,
+        trees: int = 0,
+        underpaid: Underpaid = MappingProxyType({}),
+        work: int = 0,
     ) -> None:
-        self.builder, self.model, self.best = builder, builder.model, best
+        self.builder, self.model, self.best, self.work = builder, builder.model, best, work
         self._limits = self.model.limits
         self._trees, self._underpaid = trees, underpaid
         self._assembly = builder.bounds(best, trees, underpaid)
@@ -62,6 +70,11 @@ class Certificate:
     def gap(self) -> float:
         """The relative gap between the incumbent and the bound."""
         return 1 - self.bound / self.best.cost if self.best.cost else 0.0
+
+    @property
+    def is_worth_more(self) -> bool:
+        """Whether the gap is worth more work: a wider one is tolerated the more work was spent."""
+        return self.gap > max(PROVED, self._limits.tolerated_gap(self.work))
 
     @property
     def is_exhausted(self) -> bool:
@@ -121,6 +134,7 @@ class Certificate:
             self.bound = max(self.bound, self._reduced.bound(self._clip))
             self._decoded = self._reduced.decoded
             return
+        self.work += passes * self.entries
         self._messages = self._messages or TRWS(self._network)
         self._messages.run(passes)
         self.bound = max(self.bound, self._messages.bound)
@@ -133,6 +147,7 @@ class Certificate:
         Args:
           evaluator: if given, the decoded plan becomes the incumbent if it is better.
         """
+        self.work += self.tightening_work(passes)
         messages = self._messages
         if not isinstance(messages, TRWS):
             messages = self._messages = TRWS(self._network)
@@ -142,7 +157,8 @@ class Certificate:
         self._consider(messages.states, evaluator)
         if not self._is_reparametrized:
             self.bound = max(self.bound, messages.bound)
-            self._messages = messages.pruned(self.best.cost, self._limits.mrf_prune_worth)
+            if self.is_worth_more:
+                self._messages = messages.pruned(self.best.cost, self._limits.mrf_prune_worth)
             return
         self._messages = self._reduced = None
         messages.reparametrize()

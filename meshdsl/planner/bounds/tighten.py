@@ -9,7 +9,9 @@ skips work. Three ways, from cheap to expensive:
   affordable, so that the next round sees more. Where all are exact and few states remain, the incumbent is proved.
 """
 
+from collections.abc import Callable
 from itertools import chain, repeat
+from math import inf
 
 from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.encoding.networks import NetworkBuilder
@@ -17,8 +19,6 @@ from meshdsl.planner.encoding.projection import projections
 from meshdsl.planner.limits import SearchLimits
 from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Model
-
-PROVED = 1e-9  # relative gap that counts as none: sums of floats round
 
 # ---- Messages in stages ----------------------------------------------------------------------------------------------
 
@@ -39,7 +39,10 @@ def raise_bound(
     enough, most = _affordable_passes(certificate, limits.bounds_passes_most if most is None else most, prune)
     passes, done = limits.bounds_passes_first, 0
     while (
-        done < most and certificate.gap >= limits.bounds_tight_gap and not (certificate.is_exhausted or clock.expired())
+        done < most
+        and certificate.is_worth_more
+        and certificate.gap >= limits.bounds_tight_gap
+        and not (certificate.is_exhausted or clock.expired())
     ):
         before, stage = certificate.gap, min(passes, (enough if done < enough else most) - done)
         if prune or certificate.entries <= limits.bounds_prune_entries:
@@ -50,7 +53,7 @@ def raise_bound(
         has_stalled = before - certificate.gap < limits.bounds_stalled_gap
         if has_stalled or (done >= enough and certificate.gap > limits.bounds_progress * before):
             break
-    if certificate.gap >= limits.bounds_wide_gap and not clock.expired():
+    if certificate.is_worth_more and certificate.gap >= limits.bounds_wide_gap and not clock.expired():
         if certificate.entries < limits.bounds_eliminate_entries:
             certificate.eliminate_rest(limits.bounds_eliminate_cap, evaluator)
         elif certificate.entries < limits.bounds_split_entries:
@@ -92,10 +95,12 @@ def rebuild_and_raise(certificate: Certificate, most: int | None = None, enough:
     model, limits = certificate.model, certificate.model.limits
     enough = limits.bounds_open_gap if enough is None else enough
     for _ in range(limits.bounds_rebuilds):
-        if certificate.gap <= enough or model.deadline.expired() or not is_light(certificate):
+        if certificate.gap <= enough or not certificate.is_worth_more:
             break
-        before = certificate
-        certificate = Certificate(before.builder, before.best, limits.bounds_first_tree_entries, before.underpaid)
+        if model.deadline.expired() or not is_light(certificate):
+            break
+        before, trees = certificate, limits.bounds_first_tree_entries
+        certificate = Certificate(before.builder, before.best, trees, before.underpaid, before.work)
         raise_bound(certificate, most=most)
         certificate.bound = max(certificate.bound, before.bound)
         if certificate.gap > limits.bounds_progress * before.gap:
@@ -144,7 +149,7 @@ class PruningRounds:
             is_done = certificate.entries < small and i >= len(stages)
             if is_done or (passes >= least and not self._has_helped(gap, states)):
                 break
-        if certificate.gap > PROVED and certificate.entries < small:
+        if certificate.is_worth_more and certificate.entries < small:
             certificate.eliminate_rest(self._limits.bounds_eliminate_cap, self._evaluator)
 
     def run(self) -> None:
@@ -155,7 +160,7 @@ class PruningRounds:
                 break
             last, gap, states = self.certificate, self.certificate.gap, self.certificate.states
             builder, trees = NetworkBuilder(last.model, last.remaining), self._limits.bounds_round_tree_entries
-            self.certificate = Certificate(builder, last.best, trees, last.underpaid)
+            self.certificate = Certificate(builder, last.best, trees, last.underpaid, last.work)
             self.tighten(self._limits.bounds_passes[1])
             self.certificate.bound = max(self.certificate.bound, last.bound)
 
@@ -164,7 +169,7 @@ class PruningRounds:
         """Whether the gap is worth more passes: a small one, of a large network, only the first part of the budget."""
         certificate, limits = self.certificate, self._limits
         is_cheap = certificate.gap > limits.bounds_small_gap or certificate.entries <= limits.bounds_quick_entries
-        return certificate.gap > PROVED and self.work > (0 if is_cheap else limits.bounds_small_gap_reserve)
+        return certificate.is_worth_more and self.work > (0 if is_cheap else limits.bounds_small_gap_reserve)
 
     def _has_helped(self, gap: float, states: int) -> bool:
         """Whether the gap or the number of states has fallen enough."""
@@ -187,6 +192,24 @@ def tighten_without_search(certificate: Certificate, most: int) -> Certificate:
 
 
 # ---- Whole bounds ----------------------------------------------------------------------------------------------------
+
+
+class RisingBound:
+    """A bound on the cost of every plan that is raised when it is asked for, in steps from cheap to expensive.
+
+    Args:
+      steps: each computes a bound, and may be dropped once computed.
+      known: a bound to begin with.
+    """
+
+    def __init__(self, *steps: Callable[[], float], known: float = 0.0) -> None:
+        self._steps, self._bound = list(steps), known
+
+    def at_least(self, enough: float = inf) -> float:
+        """Returns the bound after the first step that reaches ``enough``, else after all of them."""
+        while self._steps and self._bound < enough:
+            self._bound = max(self._bound, self._steps.pop(0)())
+        return self._bound
 
 
 def bound_jointly(builder: NetworkBuilder, best: CostedPlan, most: int, rebuild: bool) -> float:
@@ -214,6 +237,31 @@ def bound_on_many_axes(model: Model, best: CostedPlan, quick: bool) -> float:
             raise_bound(certificate, prune=True)
             return rebuild_and_raise(certificate, enough=limits.bounds_wide_gap).bound
     return sum(raise_bound(Certificate(NetworkBuilder(each.model), each.plan(best))) for each in projections(model))
+
+
+def bound_on_axes_apart(model: Model, best: CostedPlan) -> float:
+    """Returns the bound of projections on pairs of mesh axes, with as much work as is worth it before all others.
+
+    It is good where communication costs much less than compute, or where it costs bytes rather than latencies.
+    """
+    limits, bound = model.limits, 0.0
+    parts = [Certificate(NetworkBuilder(each.model), each.plan(best)) for each in projections(model)]
+    enough = (1 - limits.worth_gap) * best.cost
+    for stage, passes in enumerate(limits.bounds_apart_passes):
+        for part in parts:
+            part.tighten(passes)
+        before, bound = bound, sum(part.bound for part in parts)
+        expected = limits.bounds_apart_rise * (bound - before)
+        if bound >= enough or (stage and bound + expected < enough):
+            break
+    return bound
+
+
+def bound_in_rounds(model: Model, best: CostedPlan) -> float:
+    """Returns the bound of the joint network of all mesh axes, raised in rounds that look for no plan."""
+    certificate = Certificate(NetworkBuilder(model), best, model.limits.bounds_first_tree_entries)
+    raise_bound(certificate, prune=True)
+    return tighten_without_search(certificate, model.limits.bounds_closing_work).bound
 
 
 def has_few_layouts(model: Model) -> bool:

@@ -42,6 +42,10 @@ class FixedPoint:
         """Returns the seconds of a cost, without its ties."""
         return float(cost // TIES) * self.unit
 
+    def cost(self, seconds: float) -> float:
+        """Returns the least cost that takes these seconds; infinity stays infinite."""
+        return float(np.ceil(seconds / self.unit) * TIES)
+
 
 def scale_costs(costs: Costs, count: float) -> Costs:
     """Returns ``count`` times the costs; infinite costs, of impossible states, stay infinite even zero times."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.bounds.certificate import Certificate
-from meshdsl.planner.bounds.tighten import PROVED, PruningRounds
+from meshdsl.planner.bounds.tighten import PruningRounds
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.limits import SearchLimits
 from meshdsl.planner.mrf.elimination import Scope, eliminate
@@ -202,7 +202,7 @@ def close_gap(certificate: Certificate, evaluator: Evaluator) -> BoundedPlan:
     limits, clock = certificate.model.limits, certificate.model.deadline
     rounds = PruningRounds(certificate, evaluator, limits.bounds_closing_work)
     rounds.tighten(limits.bounds_passes[-1])
-    while rounds.certificate.gap > PROVED and not clock.expired():
+    while rounds.certificate.is_worth_more and not clock.expired():
         rounds.run()
         certificate = rounds.certificate
         best = certificate.best

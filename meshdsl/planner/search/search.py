@@ -19,14 +19,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.bounds.tighten import (
+    RisingBound,
     affordable_passes,
+    bound_in_rounds,
     bound_jointly,
+    bound_on_axes_apart,
     bound_on_many_axes,
     raise_bound,
     rebuild_and_raise,
@@ -48,7 +52,6 @@ from meshdsl.planner.mrf.trws import TRWS
 from meshdsl.planner.objective import CostedPlan, Evaluator, view_of_plan
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.planner.search.local_search import AxisDescent, close_gap, sweep_order
-from meshdsl.util.lazy import Lazy
 from meshdsl.util.runtime import run_parallel
 
 ROUNDING = 1e-9  # relative rounding error of a sum of costs, by which bounds are lowered
@@ -67,11 +70,16 @@ class SearchOutcome:
 
     model: Model
     plan: CostedPlan
-    cost_bound: Lazy[float]
+    cost_bound: RisingBound
 
-    def lower_bound(self) -> float:
-        """Returns seconds that no plan undercuts: rounded down, and no more than the plan takes."""
-        return _seconds(self.model, self.plan, self.cost_bound.value)
+    def lower_bound(self, enough: float = inf) -> float:
+        """Returns seconds that no plan undercuts: rounded down, and no more than the plan takes.
+
+        Args:
+          enough: seconds from which on a higher bound is of no use.
+        """
+        enough = min(self.model.scale.cost(enough), (1 - self.model.limits.worth_gap) * self.plan.cost)
+        return _seconds(self.model, self.plan, self.cost_bound.at_least(enough))
 
 
 def _seconds(model: Model, best: CostedPlan, bound: float) -> float:
@@ -81,7 +89,7 @@ def _seconds(model: Model, best: CostedPlan, bound: float) -> float:
 
 class _Found(NamedTuple):
     plan: CostedPlan
-    bound: Lazy[float]
+    bound: RisingBound
 
 
 def evaluate_plan(model: Model, evaluator: Evaluator, rows: Assignment) -> CostedPlan:
@@ -123,12 +131,13 @@ def search(
     else:
         may_merge_axes = not is_worth_rounds(best)  # the first neighbourhoods are then searched without rounds
         best, bound = _search_neighbourhoods(model, evaluator, best, is_worth_rounds, known is None)
-    enough = 1 - limits.bounds_open_gap
-    if may_merge_axes and known is None and is_worth_rounds(best) and bound.value < enough * best.cost:
+    enough = 1 - max(limits.bounds_open_gap, limits.worth_gap)
+    is_open = may_merge_axes and known is None and is_worth_rounds(best)
+    if is_open and (proved := bound.at_least(enough * best.cost)) < enough * best.cost:
         first = best
         best = _move(model, axis_groups_merged(model.parallel_axes), evaluator, first, is_worth_rounds, True)
         if best.cost < enough * first.cost and not searches_jointly(model):
-            bound = Lazy(partial(_raised_on_many_axes, model, best, bound.value))
+            bound = RisingBound(partial(bound_on_many_axes, model, best, False), known=proved)
     return SearchOutcome(model, best, bound)
 
 
@@ -199,9 +208,10 @@ def _search_jointly(
     entries, start = builder.plan_entries, initial_plan(builder, evaluator, known.cost, thorough)
     best = evaluator.with_exact_cost(start.plan)
     is_small = entries <= limits.search_rounds_entries or len(model.nodes) <= limits.search_rounds_nodes
-    if not is_small and (start.gap <= limits.search_decoded_gap or not thorough or not is_worth_rounds(best)):
+    is_done = start.gap <= limits.search_decoded_gap or not thorough or not is_worth_rounds(best)
+    if (not is_small and is_done) or (limits.worth_gap and not thorough):
         best = min(known, best, key=lambda plan: plan.cost)
-        return _Found(best, Lazy(partial(bound_jointly, builder, best, most, thorough)))
+        return _Found(best, RisingBound(partial(bound_jointly, builder, best, most, thorough)))
     certificate = Certificate(builder, best, limits.bounds_first_tree_entries)
     raise_bound(certificate, evaluator, most, is_small)
     if thorough and start.gap > _gap_worth_sweep(model) and certificate.gap >= limits.bounds_wide_gap:
@@ -213,11 +223,11 @@ def _search_jointly(
     best = certificate.best
     if is_small and is_worth_rounds(best):
         best, proved = close_gap(certificate, evaluator)
-        bound = Lazy.known(proved)
+        bound = RisingBound(known=proved)
     elif thorough:
-        bound = Lazy(partial(_rebuilt_bound, certificate, most))
+        bound = RisingBound(partial(_rebuilt_bound, certificate, most))
     else:
-        bound = Lazy.known(certificate.bound)
+        bound = RisingBound(known=certificate.bound)
     return _Found(known if known.cost < best.cost else best, bound)
 
 
@@ -236,24 +246,29 @@ def _search_neighbourhoods(
     Args:
       thorough: first move all axes in one group and in two (one group is two groups as well); otherwise pairs of axes.
     """
-    limits = model.limits
+    limits, axes = model.limits, model.parallel_axes
     is_deep = len(model.nodes) > limits.search_deep_nodes
     if thorough:
-        groups = (axis_groups_split if is_deep else axis_groups_merged)(model.parallel_axes)
-        best = _move(model, groups, evaluator, best, is_worth_rounds, True)
-    if not thorough or not is_deep or is_worth_rounds(best):
-        best = _move(model, axis_groups_in_pairs(model.parallel_axes), evaluator, best, is_worth_rounds, thorough)
-    is_encodable = _layout_pairs(model) <= limits.search_joint_pairs_once
-    if is_encodable and is_worth_rounds(best) and not model.deadline.expired():
+        merged = (axis_groups_split if is_deep else axis_groups_merged)(axes)
+        best = _move(model, merged, evaluator, best, is_worth_rounds, True)
+    moves_pairs = (
+        limits.search_pairs and (not is_deep or is_worth_rounds(best)) if thorough else limits.search_quick_pairs
+    )
+    if moves_pairs:
+        best = _move(model, axis_groups_in_pairs(axes), evaluator, best, is_worth_rounds, thorough)
+    elif not thorough:
+        best = _move(model, (axis_groups_of_plan(axes, best.rows),), evaluator, best, is_worth_rounds, False)
+    many = partial(bound_on_many_axes, model, best, not thorough)
+    may_join = _layout_pairs(model) <= limits.search_joint_pairs_once and is_worth_rounds(best)
+    if limits.worth_gap:  # from here on the joint network takes less off a plan than the gap that is tolerated
+        whole = [partial(bound_in_rounds, model, best) if may_join else many] if thorough else []
+        return _Found(best, RisingBound(partial(bound_on_axes_apart, model, best), *whole))
+    if may_join and not model.deadline.expired():
         certificate = Certificate(NetworkBuilder(model), best, limits.bounds_first_tree_entries)
         raise_bound(certificate, evaluator, prune=True)
         best, bound = close_gap(certificate, evaluator)
-        return _Found(best, Lazy.known(bound))
-    return _Found(best, Lazy(partial(bound_on_many_axes, model, best, not thorough)))
-
-
-def _raised_on_many_axes(model: Model, best: CostedPlan, known: float) -> float:
-    return max(known, bound_on_many_axes(model, best, False))
+        return _Found(best, RisingBound(known=bound))
+    return _Found(best, RisingBound(many))
 
 
 def _move(
@@ -280,7 +295,7 @@ def _move(
             NetworkBuilder(near),
             sum(map(len, groups)) == len(model.parallel_axes),
         )
-        is_small = builder.plan_entries <= limits.search_rounds_entries and len(model.nodes) <= limits.search_deep_nodes
+        is_small = builder.plan_entries <= limits.search_near_entries and len(model.nodes) <= limits.search_deep_nodes
         if is_small and is_worth_rounds(best):
             best = _search_jointly(builder, here, best, is_worth_rounds, True).plan
         else:
