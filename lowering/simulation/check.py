@@ -29,7 +29,7 @@ from meshdsl.lowering.simulation.operation import Unreadable
 from meshdsl.lowering.simulation.types import ObservedTypes, Recording
 
 LIMIT = 1e9  # elements that are computed for one input; about a minute
-_STAGES = ("partitioned", "optimized")
+_HOW = {"partitioned": "in exact arithmetic", "optimized": "as optimized"}  # by stage
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class ProgramCheck:
     Args:
       name: of the step. mesh: of its devices.
       results: how many it has. inputs: random ones that were tried.
-      agreeing: paths of the results that agree in both programs.
+      stages: programs that were run: ``partitioned``, ``optimized``.
+      agreeing: paths of the results that agree in all of them.
       faults: operations that make results wrong.
       unfollowed: operations that could not be followed.
     """
@@ -87,6 +88,7 @@ class ProgramCheck:
     mesh: Mesh
     results: int
     inputs: int
+    stages: tuple[str, ...]
     agreeing: tuple[str, ...]
     faults: tuple[CompiledFault, ...]
     unfollowed: tuple[UnfollowedOperation, ...]
@@ -109,7 +111,8 @@ class ProgramCheck:
 
     def __str__(self) -> str:
         head = f"{self.name} on mesh {self.mesh}: {len(self.agreeing)} of {self.results} results agree with the step"
-        lines = [f"{head}, in exact arithmetic and as optimized, for {self.inputs} inputs"]
+        how = " and ".join(_HOW[stage] for stage in self.stages)
+        lines = [f"{head}, {how}, for {self.inputs} inputs"]
         for fault in self.faults:
             lines.append(f"wrong: {', '.join(fault.results)}")
             over = f" over {','.join(fault.axes)}" if fault.axes else ""
@@ -132,7 +135,8 @@ def check_program(
     """Return which results of a compiled program are those of the step.
 
     Args:
-      name: of the step. modules: its program before and behind the partitioner, and as it runs.
+      name: of the step.
+      modules: its program before and behind the partitioner, and as it runs; an empty one is left out.
       mesh: of its devices. paths: of its results.
       inputs: random ones that are tried. limit: elements that may be computed for each.
 
@@ -142,13 +146,16 @@ def check_program(
     whole = parse_module(modules.whole)
     stages = [
         _Stage(stage, text, whole, mesh, inputs, limit)
-        for stage, text in zip(_STAGES, (modules.partitioned, modules.optimized), strict=True)
+        for stage, text in zip(_HOW, (modules.partitioned, modules.optimized), strict=True)
+        if text
     ]
+    faults, verdicts, known = list[CompiledFault](), list[list[str]](), set[int]()
     try:
-        verdicts = [stage.verdicts(len(paths)) for stage in stages]
-        faults = stages[0].faults(paths, [i for i, x in enumerate(verdicts[0]) if x == "wrong"])
-        later = [i for i, (x, y) in enumerate(zip(*verdicts, strict=True)) if y == "wrong" and x != "wrong"]
-        faults += stages[1].faults(paths, later)
+        for stage in stages:
+            verdicts.append(stage.verdicts(len(paths)))
+            wrong = [i for i, verdict in enumerate(verdicts[-1]) if verdict == "wrong" and i not in known]
+            faults += stage.faults(paths, wrong)
+            known.update(wrong)
     except TooLarge as error:
         raise CheckError(
             f"{name} computes more than {limit:.0e} elements on {mesh.size} simulated devices\n"
@@ -159,14 +166,15 @@ def check_program(
         raise CheckError(f"{name} cannot be run on simulated devices: {error}") from error
     agreeing = [path for path, *both in zip(paths, *verdicts, strict=True) if set(both) == {"agrees"}]
     unfollowed = [each for stage in stages for each in stage.unfollowed(paths)]
-    return ProgramCheck(name, mesh, len(paths), inputs, tuple(agreeing), tuple(faults), tuple(unfollowed))
+    names = tuple(stage.name for stage in stages)
+    return ProgramCheck(name, mesh, len(paths), inputs, names, tuple(agreeing), tuple(faults), tuple(unfollowed))
 
 
 class _Stage:
     """A program of one stage beside the whole one."""
 
     def __init__(self, stage: str, text: str, whole: Module, mesh: Mesh, inputs: int, limit: float) -> None:
-        self._stage, self._text, self._mesh, self._inputs, self._limit = stage, text, mesh, inputs, limit
+        self.name, self._text, self._mesh, self._inputs, self._limit = stage, text, mesh, inputs, limit
         self._pair = ProgramPair(whole, parse_module(text), mesh.size)
 
     def verdicts(self, count: int) -> list[str]:
@@ -177,7 +185,7 @@ class _Stage:
 
     @cached_property
     def _numbers(self) -> Numbers:
-        return PrimeField() if self._stage == "partitioned" else Reals()
+        return PrimeField() if self.name == "partitioned" else Reals()
 
     @cached_property
     def _runs(self) -> list[list[ResultCheck]]:
@@ -185,7 +193,7 @@ class _Stage:
         runs = []
         for seed in range(self._inputs):
             found = self._pair.compare(self._numbers, seed, self._limit)
-            if self._stage == "partitioned" and any(x.unfollowed for x in found):
+            if self.name == "partitioned" and any(x.unfollowed for x in found):
                 again = self._pair.compare(Reals(), seed, self._limit)
                 found = [b if a.unfollowed else a for a, b in zip(found, again, strict=True)]
             runs.append(found)
@@ -216,10 +224,10 @@ class _Stage:
     def _located(self, fault: FaultyOperation | None, results: Sequence[str]) -> CompiledFault:
         if fault is None:
             text = "no single operation makes it so: it differs from the step in float64 or behind a loop"
-            return CompiledFault("another value", "program", (), Source(), text, self._stage, tuple(results))
+            return CompiledFault("another value", "program", (), Source(), text, self.name, tuple(results))
         place = self._place(fault.operation.name, fault.operation.instruction.attributes)
         return CompiledFault(
-            fault.kind, fault.operation.opcode, fault.axes, place, fault.text, self._stage, tuple(results)
+            fault.kind, fault.operation.opcode, fault.axes, place, fault.text, self.name, tuple(results)
         )
 
     def unfollowed(self, paths: Sequence[str]) -> list[UnfollowedOperation]:
@@ -234,7 +242,7 @@ class _Stage:
                 cause.operation.opcode,
                 self._place(cause.operation.name, cause.operation.instruction.attributes),
                 cause.reason,
-                self._stage,
+                self.name,
                 tuple(results),
             )
             for cause, results in grouped.values()

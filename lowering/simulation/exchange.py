@@ -8,7 +8,7 @@ from meshdsl.lowering.hlo.collectives import replica_groups, source_target_pairs
 from meshdsl.lowering.simulation.indexing import top_k
 from meshdsl.lowering.simulation.interpreter import Devices, Function, Value
 from meshdsl.lowering.simulation.numbers import Array
-from meshdsl.lowering.simulation.operation import Operation, Unreadable
+from meshdsl.lowering.simulation.operation import Operation, Unreadable, dtype_of
 from meshdsl.lowering.simulation.sharding import blocks_of
 from meshdsl.lowering.simulation.windows import combined, folded, total
 
@@ -28,7 +28,9 @@ def _all(devices: Devices, x: Array) -> Array:
 
 
 def _each(at: Operation, arrays: Sequence[Array]) -> Value:
-    return tuple(arrays) if at.instruction.type.startswith("(") else arrays[0]
+    """The results; of a collective that is only started, without the buffers that it names beside them."""
+    tupled = at.instruction.type.startswith("(") and not at.opcode.endswith("-start")
+    return tuple(arrays) if tupled or len(arrays) > 1 else arrays[0]
 
 
 def _reduced(devices: Devices, at: Operation, args: Sequence[Array]) -> Iterator[Array]:
@@ -102,18 +104,18 @@ def _all_to_all(devices: Devices, at: Operation, *args: Array) -> Value:
         parts = [np.split(_all(devices, x)[device], len(group), dim) for device in group]
         for i, device in enumerate(group):
             made[device] = np.concatenate([part[i] for part in parts], dim)
-    return made if not at.instruction.type.startswith("(") else (made,)
+    return _each(at, [made])
 
 
 def _collective_permute(devices: Devices, at: Operation, *args: Array) -> Value:
-    pairs = source_target_pairs(at.instruction.attributes)
-    if len(args) != 1:
-        raise Unreadable("several arrays at once")
-    x = _all(devices, args[0])
-    made = np.zeros_like(x)
-    for source, target in pairs:
-        made[target] = x[source]
-    return made
+    pairs, made = source_target_pairs(at.instruction.attributes), list[Array]()
+    for x in args:
+        sent = _all(devices, x)
+        received = np.zeros_like(sent)
+        for source, target in pairs:
+            received[target] = sent[source]
+        made.append(received)
+    return _each(at, made)
 
 
 def _collective_broadcast(devices: Devices, at: Operation, x: Array) -> Array:
@@ -142,6 +144,10 @@ def _custom_call(devices: Devices, at: Operation, *args: Array) -> Value:
         return _left(devices, at, args[0])
     if target == "TopK":
         return top_k(devices, at, args[0])
+    if target == "AllocateBuffer":
+        return np.zeros((1, *at.type.dims), devices.numbers.dtype if at.kind == "float" else dtype_of(at.type.dtype))
+    if target == "AssumeGatherIndicesInBound":
+        return args[0]
     raise Unreadable(f"a call of {target}")
 
 

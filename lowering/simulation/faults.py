@@ -66,26 +66,27 @@ class FaultFinder:
         start: _Node = (entry, root, (index,) if tupled else ())
         end = self._resolved(start)
         known = self.types.of(self._value(end))
-        if known is not None:
-            return self._another(end, known)
-        places = sorted({self.local.places[node[:2]] for node in self._region(start)})
-        records = [self.local.records[place] for place in places]
-        own = [record for record in records if record.operation.opcode not in _WRAPPERS] or records
+        if known is not None and known.partial:
+            return self._missing(end[0], end[1], known, "it is returned as if it were whole")
+        region = self._region(end)
+        places = sorted({self.local.places[node[:2]] for node in region})
+        inside = {node[0] for node in region}
+        own = [record for record in (self.local.records[i] for i in places) if self._is_own(record, inside)]
         if not own:
             return None
-        sent = [record for record in own if record.operation.opcode in KINDS]
+        sent = [record for record in own if record.operation.opcode.removesuffix("-start") in KINDS]
         # pieces of blocks that are cut to be sent have no type either
         return self._described(sent[0] if sent and own[0].operation.opcode in _CUTTING else own[0])
 
     # ---- Walking back ------------------------------------------------------------------------------------------------
 
-    def _region(self, start: _Node) -> list[_Node]:
-        """The values without a type that a result is computed from by way of such values."""
-        waiting, seen = [start], dict[_Node, None]()
+    def _region(self, end: _Node) -> list[_Node]:
+        """A wrong value, and the values without a type that it is computed from by way of such values."""
+        waiting, seen = [end], dict[_Node, None]()
         while waiting:
             node = waiting.pop()
             value = self._value(node)
-            if node in seen or value is None or self.types.explained(value):
+            if node in seen or value is None or (node != end and self.types.explained(value)):
                 continue
             seen[node] = None
             waiting += self._sources(node)
@@ -129,14 +130,27 @@ class FaultFinder:
             record = self.local.of(*node[:2])
         return node
 
+    @staticmethod
+    def _is_own(record: Record, inside: set[str]) -> bool:
+        """Whether an operation may be the fault: a loop is one if nothing inside of it is wrong at first."""
+        operation = record.operation
+        if operation.opcode == "while":
+            return operation.computation("body") not in inside
+        return operation.opcode not in _WRAPPERS or (
+            operation.opcode == "fusion" and operation.computation("calls") not in inside
+        )
+
     # ---- Naming the fault --------------------------------------------------------------------------------------------
 
     def _described(self, record: Record) -> FaultyOperation:
         operation = record.operation
         reads = [(name, known) for name, known in self._operands(record) if known is not None]
         partial = next(((name, known) for name, known in reads if known.partial), None)
-        kind, axes = "another value", self._axes(operation)
-        if operation.opcode.removesuffix("-start") in _REDUCING and reads:
+        kind, axes, opcode = "another value", self._axes(operation), operation.opcode.removesuffix("-start")
+        if operation.opcode == "while":
+            text = "hands on what the step computes in its first iteration, and something else after the last"
+            return FaultyOperation(kind, operation, axes, text)
+        if opcode in _REDUCING and reads:
             lies = reads[0][1].partial
             if not lies:
                 kind = "doubled reduction"
@@ -147,9 +161,9 @@ class FaultFinder:
         elif partial is not None:
             name, known = partial
             return self._missing(record.computation, name, known, f"{operation.opcode} reads it as if it were whole")
-        elif operation.opcode in _REDUCING:
+        elif opcode in _REDUCING:
             text = f"sums over {_over(axes)} to something that the step does not compute"
-        elif operation.opcode in KINDS:
+        elif opcode in KINDS:
             kind, text = "blocks of other devices", f"sends blocks over {_over(axes)} to devices that need others"
         else:
             text = "computes nothing that the step does"
@@ -159,19 +173,6 @@ class FaultFinder:
         inputs = ", ".join(f"{known.whole.name} ({known})" for _, known in reads) if text.startswith("computes") else ""
         gives = f"; the result is {found} of {found.whole.name}" if found is not None else ""
         return FaultyOperation(kind, operation, axes, f"{text}{f' from {inputs}' if inputs else ''}{gives}")
-
-    def _another(self, end: _Node, known: ObservedType) -> FaultyOperation:
-        """The fault of a result that is a value of the step: it is partial, laid out otherwise, or another one."""
-        record = self.local.of(*end[:2])
-        assert record is not None
-        if known.partial:
-            return self._missing(end[0], end[1], known, "it is returned as if it were whole")
-        return FaultyOperation(
-            "another value",
-            record.operation,
-            self._axes(record.operation),
-            f"is returned, and is {known.whole.name} with layout {known}",
-        )
 
     def _missing(self, computation: str, name: str, known: ObservedType, why: str) -> FaultyOperation:
         """A partial sum that is not reduced: the fault lies where it is computed."""

@@ -24,7 +24,7 @@ Value = Any  # an array of all devices, a tuple of values, or Unfollowed
 Function = Callable[..., Value]
 Observer = Callable[[str, Operation, Value], None]
 _CALLS = {"call": "to_apply", "fusion": "calls", "async-start": "calls", "map": "to_apply"}
-_FORWARDED = ("copy", "copy-start", "copy-done", "async-done", "async-update", "opt-barrier", "optimization-barrier")
+_FORWARDED = ("copy", "copy-start", "async-update", "opt-barrier", "optimization-barrier")
 _IDENTITIES = ("Sharding", "annotate_device_placement", "MoveToHost", "MoveToDevice", "xla.sdy.FuncResultSharding")
 
 
@@ -125,7 +125,7 @@ class Devices:
         opcode = operation.opcode
         if opcode == "tuple":
             return tuple(args)
-        if opcode in _FORWARDED:
+        if opcode in _FORWARDED or opcode.endswith("-done"):
             return args[0]
         if opcode in _CALLS:
             return self.call(operation.computation(_CALLS[opcode]), args)
@@ -142,7 +142,7 @@ class Devices:
                 return self.constant(operation)
             if opcode == "custom-call" and operation.attributes["custom_call_target"].strip('"') in _IDENTITIES:
                 return args[0]
-            function = self._functions.get(opcode)
+            function = self._functions.get(opcode.removesuffix("-start"))
             if function is None:
                 raise Unreadable("unknown to the interpreter")
             if not self._scalars:

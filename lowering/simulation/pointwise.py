@@ -35,6 +35,14 @@ def _multiply(devices: Devices, at: Operation, a: Array, b: Array) -> Array:
     return devices.numbers.multiply(a, b) if at.kind == "float" else a & b if at.kind == "bool" else a * b
 
 
+def _high_product(devices: Devices, at: Operation, a: Array, b: Array) -> Array:
+    bits = 8 * a.dtype.itemsize
+    if bits > 32:
+        raise Unreadable("of 64 bits")
+    wide = np.int64 if a.dtype.kind == "i" else np.uint64
+    return (a.astype(wide) * b.astype(wide) >> wide(bits)).astype(a.dtype)
+
+
 def _divide(devices: Devices, at: Operation, a: Array, b: Array) -> Array:
     if at.kind == "float":
         return devices.numbers.divide(a, b)
@@ -216,6 +224,7 @@ FUNCTIONS: dict[str, Function] = {
     "subtract": _subtract,
     "multiply": _multiply,
     "divide": _divide,
+    "mulhi": _high_product,
     "remainder": _remainder,
     "negate": _negate,
     "maximum": _maximum,

@@ -162,11 +162,12 @@ class ObservedTypes:
         return None
 
     def _candidates(self, record: Record) -> Iterator[Record]:
-        """Values of the reference that a value may be of, the likeliest first."""
+        """Values of the reference that a value may be of, the likeliest first; zeros are of any, and so of none."""
         rank = record.value.ndim
         scope = scope_in(record.operation.instruction.attributes)
-        found = [each for each in self._named.get(scope, ()) if scope and each.value.ndim == rank]
-        yield from found
+        yield from (each for each in self._named.get(scope, ()) if scope and each.value.ndim == rank)
+        if not record.value.any():
+            return
         read = [self._local.of(record.computation, name) for name in record.operation.operands]
         wholes = {known.whole.name for x in read if x is not None and (known := self.of(x.value)) is not None}
         yield from (each for each in self._wholes if each.operation.name in wholes and each.value.ndim == rank)
