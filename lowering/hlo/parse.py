@@ -18,6 +18,8 @@ from math import prod
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{\s*$")
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_BRACKET_OR_COMMA = re.compile(r"[()\[\]{},]")
+_PARENTHESIS = re.compile(r"[()]")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
@@ -86,14 +88,15 @@ def arrays(type: str) -> list[ArrayType]:
 
 def members(text: str) -> list[str]:
     """Returns the members of a tuple type."""
-    parts, depth = [""], 0
-    for char in text[1:-1]:
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(char, 0)
-        if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return parts
+    parts, depth, start = list[str](), 0, 1
+    for match in _BRACKET_OR_COMMA.finditer(text, 1, len(text) - 1):
+        char = match.group()
+        if char != ",":
+            depth += 1 if char in "([{" else -1
+        elif depth == 0:
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [*parts, text[start : len(text) - 1]]
 
 
 def parse_module(text: str) -> Module:
@@ -122,10 +125,10 @@ def _instruction(name: str, text: str) -> Instruction:
 
 def _closing(text: str, start: int) -> int:
     depth = 0
-    for at in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
+    for match in _PARENTHESIS.finditer(text, start):
+        depth += 1 if match.group() == "(" else -1
         if depth == 0:
-            return at
+            return match.start()
     return len(text)
 
 

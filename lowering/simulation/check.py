@@ -10,7 +10,7 @@ operation that makes it wrong is looked for.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
@@ -29,6 +29,7 @@ from meshdsl.lowering.simulation.operation import Unreadable
 from meshdsl.lowering.simulation.types import ObservedTypes, Recording
 
 LIMIT = 1e9  # elements that are computed for one input; about a minute
+_FEW = 2  # bound of integers that are indices within any array
 _HOW = {"partitioned": "in exact arithmetic", "optimized": "as optimized"}  # by stage
 
 
@@ -219,7 +220,9 @@ class _Stage:
         checks = self._pair.compare(numbers, seed, self._limit, whole, local)
         types = ObservedTypes(whole, local, numbers, self._mesh)
         finder = FaultFinder(self._pair.partitioned, local, types, self._mesh)
-        return {i: finder.fault(i) for i in wrong if checks[i].differs}
+        found = {i: finder.fault(i) for i in wrong if checks[i].differs}
+        again = self._pair.compare(numbers, seed, self._limit, below=_FEW)
+        return {i: fault if fault is None or again[i].differs else _beyond(fault) for i, fault in found.items()}
 
     def _located(self, fault: FaultyOperation | None, results: Sequence[str]) -> CompiledFault:
         if fault is None:
@@ -254,6 +257,13 @@ class _Stage:
     @cached_property
     def _sources(self) -> InstructionSources:
         return InstructionSources(self._text, self._pair.partitioned)
+
+
+def _beyond(fault: FaultyOperation) -> FaultyOperation:
+    """A fault that only large integers among the arguments show: jax clamps indices, compilers may forget to."""
+    return replace(
+        fault, text=f"{fault.text}; right if all integer arguments are below {_FEW}, so an index may be out of range"
+    )
 
 
 def _verdict(rows: Sequence[ResultCheck]) -> str:

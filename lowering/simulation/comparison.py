@@ -65,29 +65,31 @@ class ProgramPair:
         limit: float,
         whole: Observer | None = None,
         local: Observer | None = None,
+        below: int | None = None,
     ) -> list[ResultCheck]:
         """Run both, and return what becomes of every result.
 
         Args:
           numbers: what floats are. seed: of the arguments. limit: elements that may be computed.
           whole, local: are told every value of the reference, and of the partitioned program.
+          below: bound of all integers among the arguments; default is the longest dim, for half of them ``_SMALL``.
 
         Raises:
           TooLarge: more elements would be computed.
           Unreadable: the parameters or results of the modules are in no notation that is known.
         """
-        given = self.arguments(numbers, seed)
+        given = self.arguments(numbers, seed, below)
         entered = [self._blocks(x, parameter) for x, parameter in zip(given, self._parameters, strict=True)]
         expected = Devices(self.reference, self.count, numbers, FUNCTIONS, limit, whole).run(given)
         found = Devices(self.partitioned, self.count, numbers, FUNCTIONS, limit, local).run(entered)
         ends = zip(_flat(expected), _flat(found), self.result_blocks(), strict=True)
         return [self._judged(i, numbers, *end) for i, end in enumerate(ends)]
 
-    def arguments(self, numbers: Numbers, seed: int) -> list[Value]:
+    def arguments(self, numbers: Numbers, seed: int, below: int | None = None) -> list[Value]:
         """Returns random arguments of the reference: small integers, since they may be indices."""
         rng = np.random.default_rng(seed)
         lengths = [n for line in self._parameters for x in arrays(line.type) for n in x.dims]
-        return [self._argument(line, numbers, rng, max(lengths, default=1)) for line in self._parameters]
+        return [self._argument(line, numbers, rng, below or max(lengths, default=1)) for line in self._parameters]
 
     @staticmethod
     def _argument(line: Instruction, numbers: Numbers, rng: np.random.Generator, longest: int) -> Value:

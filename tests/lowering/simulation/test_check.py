@@ -138,3 +138,87 @@ def test_a_cached_program_is_compiled_again(tmp_path):
         for name, value in before.items():
             jax.config.update(name, value)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+# the sum is moved behind the loop, and in every iteration devices but the first forget theirs (openxla/xla#49143)
+BODY = """
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%body (state: (s32[], f32[4], f32[ROWS,4])) -> (s32[], f32[4], f32[ROWS,4]) {
+  %state = (s32[], f32[4]{0}, f32[ROWS,4]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %total = f32[4]{0} get-tuple-element(%state), index=1
+  %x = f32[ROWS,4]{1,0} get-tuple-element(%state), index=2
+  %zero = f32[] constant(0)
+  %rows = f32[4]{0} reduce(%x, %zero), dimensions={0}, to_apply=%sum
+  FORGOTTEN
+  %added = f32[4]{0} add(%KEPT, %rows)
+  ROOT %out = (s32[], f32[4]{0}, f32[ROWS,4]{1,0}) tuple(%next, %added, %x)
+}
+
+%condition (state: (s32[], f32[4], f32[ROWS,4])) -> pred[] {
+  %state = (s32[], f32[4]{0}, f32[ROWS,4]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %n = s32[] constant(3)
+  ROOT %go = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[ROWS,4]) -> f32[4] {
+  %x = f32[ROWS,4]{1,0} parameter(0), sharding={devices=[2,1]<=[2]}
+  %start = s32[] constant(0)
+  %zero = f32[] constant(0)
+  %zeros = f32[4]{0} broadcast(%zero), dimensions={}
+  %state = (s32[], f32[4]{0}, f32[ROWS,4]{1,0}) tuple(%start, %zeros, %x)
+  %loop = (s32[], f32[4]{0}, f32[ROWS,4]{1,0}) while(%state), condition=%condition, body=%body
+  END
+}
+"""
+END = "ROOT %total = f32[4]{0} get-tuple-element(%loop), index=1"
+SUMMED = (
+    "%part = f32[4]{0} get-tuple-element(%loop), index=1\n  ROOT %total = f32[4]{0} all-reduce(%part), to_apply=%sum"
+)
+FORGOTTEN = """%device = u32[] partition-id()
+  %first = u32[] constant(0)
+  %other = pred[] compare(%device, %first), direction=NE
+  %others = pred[4]{0} broadcast(%other), dimensions={}
+  %nothing = f32[4]{0} broadcast(%zero), dimensions={}
+  %kept = f32[4]{0} select(%others, %nothing, %total)"""
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_sum_that_is_moved_out_of_a_loop(forgotten):
+    def text(rows, end, forgets):
+        kept = "kept" if forgets else "total"
+        lines = BODY.replace("END", end).replace("FORGOTTEN", FORGOTTEN if forgets else "").replace("KEPT", kept)
+        return "HloModule m, num_partitions=2\n" + lines.replace("ROWS", str(rows))
+
+    modules = CompiledModules(text(2, END, False), "", text(1, SUMMED, forgotten))
+    check = check_program("step", modules, Mesh(data=2), ["total"])
+    assert check.equal is not forgotten and check.stages == ("optimized",), str(check)
+    if forgotten:
+        assert check.faults[0].operation == "while" and "in its first iteration" in check.faults[0].text
+
+
+def test_a_fault_of_large_integers_only():
+    """As of an index that a compiler does not clamp."""
+    text = """HloModule m, num_partitions=2
+
+ENTRY %main (x: f32[4], i: s32[]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %i = s32[] parameter(1)
+  %two = s32[] constant(2)
+  %large = pred[] compare(%i, %two), direction=GE
+  %all = pred[4]{0} broadcast(%large), dimensions={}
+  %double = f32[4]{0} add(%x, %x)
+  ROOT %out = f32[4]{0} select(%all, %double, %x)
+}
+"""
+    wrong = text.replace("select(%all, %double, %x)", "select(%all, %x, %x)")
+    check = check_program("step", CompiledModules(text, wrong, ""), Mesh(data=2), ["out"], inputs=8)
+    assert check.faults[0].text.endswith("right if all integer arguments are below 2, so an index may be out of range")
