@@ -4,6 +4,7 @@ __version__: str
 
 # ---- Plan and run
 from meshdsl.api.explain import Explanation as Explanation
+from meshdsl.api.frontier import Frontier as Frontier
 from meshdsl.api.mesh_search import Search as Search
 from meshdsl.api.mesh_search import search as search
 from meshdsl.api.overlap_option import Overlap as Overlap

@@ -159,7 +159,12 @@ class MemoryLimitError(MeshDSLError):
         4 B: sin at ?
       infeasible: the arguments alone need 4 B per device, even fully sharded under their pins
       use more devices, a smaller batch, jax.checkpoint, or raise memory=
+
+    Attributes:
+      least: peak in bytes of the smallest plan found; 0 if none was looked for.
     """
+
+    least: int = 0
 
 
 class DeviceError(MeshDSLError):

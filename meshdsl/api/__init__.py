@@ -33,6 +33,7 @@ Under that line and on top of it:
     profile       measured beside predicted seconds of collectives
     check         ``sharded.check``: the sharded step beside the unsharded one, and how much of it was divided
     explain       why an input has its layout, by planning with every other one
+    frontier      step time against memory limit
     mesh_search   ``md.search``: the best mesh and pipeline for a number of devices
     watch         ``md.watch``: collectives of everything that is compiled inside a ``with``
 """

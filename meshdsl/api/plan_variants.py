@@ -20,6 +20,7 @@ that was not, and why.
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 from meshdsl.api.buckets import plan_with_buckets
@@ -170,6 +171,11 @@ def plan_best_variant(
     return replace(planned, plan=replace(planned.plan, notes=(*planned.plan.notes, note)))
 
 
+# Parts of the limit. Where nothing faster is found, values count as well that live only where less memory is short: a
+# plan that computes them again has its peak elsewhere.
+_SHORT = (0.75, 0.5)
+
+
 def _recomputing(
     best: "Variant", mesh: Mesh, user_pins: UserPins, limit: float, clock: Deadline, limits: SearchLimits
 ) -> "Variant | None":
@@ -184,10 +190,9 @@ def _recomputing(
         free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
     else:
         free, kept = solve(program, mesh, best.pins, inf, clock, limits), None
-    costs, kept_seconds = ResidualCosts.of(free, limit), best.seconds
     quick = replace(_briefly(limits), memory_branch_boxes_smallest=0)
 
-    def attempt(choice: RematChoice, limits: SearchLimits = quick) -> Variant:
+    def attempt(costs: ResidualCosts, choice: RematChoice, limits: SearchLimits = quick) -> Variant:
         made = recomputing(program, choice.ops)
         pins = user_pins.resolve(made.program, mesh)
         known = Remat(choice, made, costs, (free.peak.bytes, free.seconds), kept)
@@ -197,10 +202,16 @@ def _recomputing(
             outcome = error
         return replace(best, program=made.program, pins=pins, outcome=outcome, remat=known)
 
-    best_found = plan_recomputing(costs, free.peak.bytes - limit, attempt)
-    if best_found and best_found.remat and best_found.seconds == kept_seconds == inf:  # how much it would take
-        return attempt(best_found.remat.choice, limits)
-    return best_found
+    found_best: Variant | None = None
+    for short in (limit, *(part * limit for part in _SHORT)):
+        costs = ResidualCosts.of(free, short)
+        again = plan_recomputing(costs, free.peak.bytes - limit, partial(attempt, costs))
+        if again is not None and again.seconds < best.seconds:
+            return again
+        found_best = again or found_best
+    if found_best and found_best.remat and best.seconds == inf:  # how much it would take
+        return attempt(found_best.remat.costs, found_best.remat.choice, limits)
+    return found_best
 
 
 def _briefly(limits: SearchLimits) -> SearchLimits:
@@ -227,7 +238,9 @@ def _with_or_without(best: "Variant", again: "Variant | None") -> "tuple[Variant
         return again, once
     if isinstance(best.outcome, MemoryLimitError):
         text = "that is with activations computed again (remat='auto'); a plan that keeps them all needs more"
-        return replace(again, outcome=MemoryLimitError("\n".join((str(again.outcome), text, *once)))), once
+        error = MemoryLimitError("\n".join((str(again.outcome), text, *once)))
+        error.least = again.outcome.least if isinstance(again.outcome, MemoryLimitError) else 0
+        return replace(again, outcome=error), once
     return best, [f"nothing is computed again (remat='auto'): {best}; with the best choice found, {again}"]
 
 

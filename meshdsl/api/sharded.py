@@ -22,7 +22,8 @@ from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest
 from meshdsl.api.check import check_step
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
-from meshdsl.api.options import Options, parse_options, parse_pin_changes
+from meshdsl.api.frontier import Frontier, frontier
+from meshdsl.api.options import Options, memory_bytes, parse_options, parse_pin_changes
 from meshdsl.api.overlap_option import Overlap
 from meshdsl.api.plan_variants import PlannedProgram
 from meshdsl.api.stages import CallStages, check_inferred_specs, trace_for
@@ -304,6 +305,26 @@ class Sharded(Generic[Params, Result]):
         """
         stages = self._stages_of(self._flatten(args, kwargs))
         return explain(stages.planned.plan, path, stages)
+
+    def frontier(self, *args: Any, points: int = 8, limits: Sequence[str | float] = (), **kwargs: Any) -> Frontier:
+        """Return step time against memory limit, from the least possible to no limit; each point is planned in full.
+
+        Args:
+          *args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
+          points: how many limits, spaced evenly from the smallest plan found to the fastest one.
+          limits: such as ``("40GiB", "60GiB")``, in their place; those that no plan fits are left out.
+
+        Raises:
+          ArgumentError: there are fewer than 2 points, or a limit is no size.
+          MemoryLimitError: no plan fits the largest of the limits.
+
+        Example:
+          >>> print(sharded.frontier(params, batch, points=4).points[-1].limit)
+          inf
+        """
+        call = self._flatten(args, kwargs)
+        stages = self._stages_of(call)
+        return frontier(call.name, stages.plan_within, points, [memory_bytes(limit) or 0.0 for limit in limits])
 
     # ---- Run
 

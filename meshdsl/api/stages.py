@@ -219,10 +219,10 @@ class CallStages:
             return self._take_over(self.former)
         return self._plan(self.user_pins)
 
-    def _plan(self, pins: UserPins) -> PlannedProgram:
+    def _plan(self, pins: UserPins, memory: float | None = None) -> PlannedProgram:
         o = self.options
-        limits, remat = EFFORTS[o.effort], o.remat == "auto"
-        return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit, limits, remat)
+        limits, remat, memory = EFFORTS[o.effort], o.remat == "auto", o.memory if memory is None else memory
+        return plan_best_variant(self.program, o.mesh, pins, memory, o.overlap, o.time_limit, limits, remat)
 
     def takes(self, given: GivenLayouts) -> bool:
         """Whether arguments lie where the plan takes them, those that lie anywhere."""
@@ -298,6 +298,11 @@ class CallStages:
         """Return a new plan of ``program`` with these layouts in place of the options'."""
         with self.settings.lowering():
             return self._plan(replace(self.user_pins, layouts=layouts)).plan
+
+    def plan_within(self, memory: float) -> Plan:
+        """Return a new plan of ``program`` within so many bytes per device, in place of the options' limit."""
+        with self.settings.lowering():
+            return self._plan(self.user_pins, memory).plan
 
     @property
     def new_plan(self) -> PlannedProgram | None:

@@ -5,8 +5,8 @@ ends with the traceback instead. ``docs/reference/cli.md`` lists all statuses. A
 ends quietly, with the status of a process killed by SIGPIPE.
 
 Modules: ``options`` that several commands take, ``programs`` (loading), ``output``, ``statuses`` (of errors), then one
-per group of commands: ``plan`` (plan, diff, check, explain, verify), ``search``, ``report``, ``inspect``, ``train``,
-``topology``.
+per group of commands: ``plan`` (plan, frontier, diff, check, explain, verify), ``search``, ``report``, ``inspect``,
+``train``, ``topology``.
 jax is imported inside the commands, so that help texts and shell completion are quick.
 """
 
@@ -27,7 +27,18 @@ from meshdsl.util.exit_status import CLOSED_PIPE
 from meshdsl.util.text import visible
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, search, report, inspect, train):
+for command in (
+    plan.plan,
+    plan.frontier,
+    plan.diff,
+    plan.check,
+    plan.verify,
+    plan.explain,
+    search,
+    report,
+    inspect,
+    train,
+):
     app.command()(command)
 app.add_typer(topology.app, name="topology")
 

@@ -1,4 +1,4 @@
-"""``meshdsl plan``, ``diff``, ``check``, ``explain`` and ``verify``: what a program communicates, before it runs."""
+"""``meshdsl plan``, ``frontier``, ``diff``, ``check``, ``explain``, ``verify``: what a program communicates, unrun."""
 
 import json
 from dataclasses import asdict, replace
@@ -66,6 +66,35 @@ def plan(
     if html is not None:
         found.report(html)
     show("plan", found, plan_facts(found), as_json)
+
+
+def frontier(
+    program: ProgramName,
+    mesh: MeshText = DEFAULT_MESH,
+    topology: TopologyName = None,
+    layouts: LayoutTexts = None,
+    rules: RulesText = None,
+    microbatches: Microbatches = None,
+    schedule: ScheduleName = None,
+    chunks: Chunks = None,
+    recompute: Recompute = None,
+    remat: RematWord = None,
+    effort: EffortWord = "default",
+    points: Annotated[int, typer.Option(min=2, help="how many memory limits, up to none")] = 8,
+    html: Annotated[Path | None, typer.Option(help="write table and picture as an HTML page to this file")] = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Plan a program's step within several memory limits, from the least possible to none: step time against memory."""
+    from meshdsl.api.program import parallelize_program
+
+    check_writable(html)
+    over = load_mesh(mesh, topology)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
+    with working(f"planning {program} over {over} within {points} memory limits"):
+        found = parallelize_program(loaded, over, rules, effort=effort).frontier(*loaded.args, points=points)
+    if html is not None:
+        html.write_text(found.page())
+    show("frontier", found, found.facts, as_json)
 
 
 def diff(before: SavedPlan, after: SavedPlan, as_json: AsJSON = False) -> None:

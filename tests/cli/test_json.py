@@ -60,6 +60,7 @@ def documented(command):
     "options",
     [
         ("plan", "loud.py"),
+        ("frontier", "loud.py", "--points", "2"),
         ("check", "p.json", "loud.py"),
         ("diff", "p.json", "p.json"),
         ("explain", "p.json", "x"),
@@ -76,7 +77,7 @@ def test_standard_output_is_one_json_object(folder, options, monkeypatch, capfd)
         printed(monkeypatch, capfd, "plan", "loud.py", "--save", "p.json")
     said = printed(monkeypatch, capfd, *options, "--json")
     facts = json.loads(said.out)
-    listed = ("plan", "check", "diff", "explain", "verify", "search")
+    listed = ("plan", "frontier", "check", "diff", "explain", "verify", "search")
     command = " ".join(options[:2] if options[0] == "topology" else options[:1])
     assert list(facts)[:2] == ["format", "version"]
     assert (facts["format"], facts["version"]) == (f"meshdsl {command} --json", JSON_VERSION)

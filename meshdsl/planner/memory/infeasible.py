@@ -67,4 +67,6 @@ def infeasible_error(
     at = f" at {smallest.op.name} ({smallest.op.source})" if smallest.op else ""
     needed = f"the least {'possible' if is_least else 'found'} is {bytes_text(smallest.bytes)}{at}"
     title = f"no plan fits memory={bytes_text(limit)} per device; {needed}, held by:"
-    return MemoryLimitError(faults(title, shortened(rows, _SHOWN), "\n".join([*advice, _REMEDY])))
+    error = MemoryLimitError(faults(title, shortened(rows, _SHOWN), "\n".join([*advice, _REMEDY])))
+    error.least = smallest.bytes
+    return error
