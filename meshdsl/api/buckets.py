@@ -46,7 +46,8 @@ def plan_with_buckets(found: SearchResult) -> BucketedPlan:
         best = found.bucketed_solution()
         return BucketedPlan(best, found, partial(min, found.loosest.seconds, best.seconds))
     cheapest, *others = (_search(found, part) for part in found.model.limits.buckets_latencies)
-    plans = [found, *(found.at_rows(each.fit.plan.rows) for each in (cheapest, *others) if each)]
+    rows = {each.fit.plan.rows.tobytes(): each.fit.plan.rows for each in (found, cheapest, *others) if each}
+    plans = [found, *map(found.at_rows, list(rows.values())[1:])]  # several searches often find one plan
     best = min((plan.bucketed_solution() for plan in plans), key=lambda each: each.seconds)
     return BucketedPlan(best, found, partial(_bound, found, cheapest, best.seconds))
 

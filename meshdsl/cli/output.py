@@ -6,7 +6,6 @@ in C, goes to standard error, where progress is shown.
 
 import ctypes
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.status import Status
 
 from meshdsl.errors import ArgumentError
-from meshdsl.util.terminal import print_fitted, terminal
+from meshdsl.util.terminal import Work, print_fitted, terminal
 
 JSON_VERSION = 1  # of what --json prints; raised when a field is renamed, removed or means something else
 
@@ -36,38 +34,10 @@ def check_writable(*files: Path | None) -> None:
 
 
 @contextmanager
-def working(text: str) -> Iterator[Status]:
+def working(text: str) -> Iterator[Work]:
     """Shows what is being done, on a terminal, and keeps standard output for the result."""
-    with output_to_stderr(), progress.status(text) as status, _CompileNotice(text, status):
-        yield status
-
-
-class _CompileNotice(logging.Handler):
-    """Says that the first plan takes longer since the planner's loops are compiled; a context manager.
-
-    Args:
-      text: what is being done.
-      status: the line on the terminal.
-    """
-
-    def __init__(self, text: str, status: Status) -> None:
-        super().__init__()
-        self._text, self._status, self._logger = text, status, logging.getLogger("meshdsl.compile")
-        self._before = self._logger.level, self._logger.propagate
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Adds the reason to the line."""
-        self._status.update(f"{self._text} (the first plan on this machine compiles the planner's loops)")
-
-    def __enter__(self) -> None:
-        self._logger.addHandler(self)
-        self._logger.setLevel(logging.INFO)
-        self._logger.propagate = False  # to handlers that the program's libraries have set up
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self)
-        level, self._logger.propagate = self._before
-        self._logger.setLevel(level)
+    with output_to_stderr(), Work(progress, text) as work:
+        yield work
 
 
 @contextmanager

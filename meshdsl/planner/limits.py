@@ -289,19 +289,20 @@ class ContestLimits:
 
 
 DEFAULT_LIMITS = SearchLimits()
-EFFORTS = {
+EFFORTS = {  # how much planning is worth, by the word that users write
     "fast": SearchLimits(
         effort="fast",
         solve_variant_operations=0,
-        search_pairs=False,
-        buckets_latencies=(0.0, 0.25),
-        search_near_entries=0,
-        search_quick_pairs=False,
         worth_gap=3e-2,
         worth_work=30_000_000,
+        buckets_latencies=(0.0, 0.05),
+        buckets_postponed=4,
         bounds_message_work_most=600_000_000,
         bounds_closing_work=600_000_000,
         bounds_small_gap_reserve=0,
+        search_near_entries=0,
+        search_pairs=False,
+        search_quick_pairs=False,
         memory_bisections=3,
         memory_dual_steps=1,
         memory_dual_work=600_000_000,
@@ -309,13 +310,14 @@ EFFORTS = {
     ),
     "default": SearchLimits(
         effort="default",
-        search_near_entries=0,
-        search_quick_pairs=False,
         worth_gap=1e-2,
         worth_work=200_000_000,
+        buckets_postponed=8,
         bounds_message_work_most=2_000_000_000,
         bounds_closing_work=2_000_000_000,
         bounds_small_gap_reserve=0,
+        search_near_entries=0,
+        search_quick_pairs=False,
         memory_dual_work=2_000_000_000,
         memory_dual_work_last=4_000_000_000,
     ),

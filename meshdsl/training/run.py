@@ -48,7 +48,7 @@ from meshdsl.training.saving.folder import CHECKPOINTS, METRICS, check_free, sha
 from meshdsl.training.saving.storage import Mirror, check_backend, is_remote, is_staged, names_in, reported
 from meshdsl.training.sink import Sink
 from meshdsl.training.supervision.contingency import plan_file
-from meshdsl.util.terminal import print_fitted, terminal
+from meshdsl.util.terminal import Work, print_fitted, terminal
 from meshdsl.util.text import seconds_text
 
 log = logging.getLogger("meshdsl")
@@ -421,7 +421,7 @@ class Session:
         found = self._planned_before()
         if found is None:
             sharded = self._sharded()
-            with self._console.status(f"planning over {self.mesh}"):
+            with Work(self._console, f"planning over {self.mesh}"):
                 found_now = sharded, sharded.plan(*self.program.args)
         sharded, plan = found or found_now
         batch = plan.inputs[len(abstract_state(self.program)[0]) :]

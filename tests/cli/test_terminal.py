@@ -1,5 +1,6 @@
 """What a terminal shows: tables and text of its width, kinds of collectives in colour; pipes get plain text."""
 
+import logging
 import os
 import re
 import subprocess
@@ -9,11 +10,13 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.status import Status
 
 from meshdsl.cli import output
 from meshdsl.lowering.verify import DeviceUsage, VerifyLine, VerifyReport
 from meshdsl.plan.text import summary_text
-from meshdsl.util.terminal import print_fitted, terminal
+from meshdsl.util.terminal import Work, print_fitted, terminal
 from meshdsl.util.text import table, terminal_width
 from tests.programs import small_plan
 
@@ -81,6 +84,18 @@ def test_a_plan_says_that_it_compiles_loops(monkeypatch, tmp_path):
     ]
     notice = b"the first plan on this machine compiles the planner's loops"
     assert notice in said[0] and notice not in said[1] and b"INFO" not in said[0]
+
+
+def test_the_line_of_work_says_how_far_the_planner_is(monkeypatch):
+    said, logger = [], logging.getLogger("meshdsl.progress")
+    monkeypatch.setattr(Status, "update", lambda _, text: said.append(text))
+    before = logger.level, logger.propagate, list(logger.handlers)
+    with Work(Console(file=StringIO()), "planning") as work:
+        logger.debug("plan %s, bound %s", "2 ms", "1 ms")
+        work.update("planning again")
+    logger.debug("plan %s, bound %s", "2 ms", "2 ms")
+    assert said == ["planning (plan 2 ms, bound 1 ms)", "planning again"]
+    assert (logger.level, logger.propagate, logger.handlers) == before
 
 
 def test_columns_without_room_go_below_their_row():

@@ -5,17 +5,17 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError, PlanFileError
-from meshdsl.models import gpt
+from meshdsl.models import mlp
 from meshdsl.planner.bounds.tighten import RisingBound
 from meshdsl.planner.limits import EFFORTS, SearchLimits
 
-PROGRAM = gpt.program(gpt.Config(2, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
+PROGRAM = mlp.program()
 TOLERATED = {"fast": 0.03, "default": 0.01, "prove": 0.0}
 
 
 def planned(effort, mesh="data=2,a=2,b=2"):
     over = md.Mesh.parse(mesh, "dgx-h100")
-    return md.parallelize(PROGRAM.step, over, rules=PROGRAM.rules, effort=effort).plan(*PROGRAM.args)
+    return md.parallelize(PROGRAM.step, over, rules="batch:data", effort=effort).plan(*PROGRAM.args)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,13 @@ def test_a_file_with_an_unknown_effort_is_damaged(plans, tmp_path):
         PlanFileError, match="effort: 'fats' is none of 'fast', 'default', 'prove'; did you mean 'fast'"
     ):
         md.load_plan(file)
+
+
+def test_plan_and_bound_are_logged_as_they_meet(caplog):
+    with caplog.at_level("DEBUG", logger="meshdsl.progress"):
+        planned("default", "data=2,a=2")
+    said = [record.args for record in caplog.records if record.name == "meshdsl.progress"]
+    assert said and all(len(pair) == 2 for pair in said)
 
 
 def test_less_work_tolerates_less():

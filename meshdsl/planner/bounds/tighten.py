@@ -9,6 +9,7 @@ skips work. Three ways, from cheap to expensive:
   affordable, so that the next round sees more. Where all are exact and few states remain, the incumbent is proved.
 """
 
+import logging
 from collections.abc import Callable
 from itertools import chain, repeat
 from math import inf
@@ -19,6 +20,9 @@ from meshdsl.planner.encoding.projection import projections
 from meshdsl.planner.limits import SearchLimits
 from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Model
+from meshdsl.util.text import seconds_text
+
+log = logging.getLogger("meshdsl.progress")  # plan and bound as they meet, at level DEBUG
 
 # ---- Messages in stages ----------------------------------------------------------------------------------------------
 
@@ -49,6 +53,7 @@ def raise_bound(
             certificate.tighten(stage)
         else:
             certificate.pass_messages(stage)
+        _tell(certificate.model, certificate.best, certificate.bound)
         done, passes = done + stage, 2 * passes
         has_stalled = before - certificate.gap < limits.bounds_stalled_gap
         if has_stalled or (done >= enough and certificate.gap > limits.bounds_progress * before):
@@ -77,6 +82,13 @@ def affordable_passes(entries: int, limits: SearchLimits) -> int:
     return max(
         limits.bounds_passes_least, min(limits.bounds_passes_most, limits.bounds_message_work // max(1, entries))
     )
+
+
+def _tell(model: Model, best: CostedPlan, bound: float) -> None:
+    """Logs how near the incumbent and a bound are."""
+    if log.isEnabledFor(logging.DEBUG):
+        plan, least = model.scale.seconds(best.cost), model.scale.seconds(bound)
+        log.debug("plan %s, bound %s", seconds_text(plan), seconds_text(least))
 
 
 # ---- Rebuilding ------------------------------------------------------------------------------------------------------
@@ -131,6 +143,7 @@ class PruningRounds:
     def __init__(self, certificate: Certificate, evaluator: Evaluator | None, work: int) -> None:
         self.certificate, self.work = certificate, work
         self._evaluator, self._limits = evaluator, certificate.model.limits
+        self._proved = certificate.bound  # by networks before this one
 
     def tighten(self, least: int) -> None:
         """Tightens the present network until that helps no more, and eliminates it if it is small.
@@ -146,6 +159,7 @@ class PruningRounds:
             if not self._is_worth_more or certificate.model.deadline.expired():
                 return
             certificate.tighten(passes, self._evaluator)
+            _tell(certificate.model, certificate.best, max(certificate.bound, self._proved))
             is_done = certificate.entries < small and i >= len(stages)
             if is_done or (passes >= least and not self._has_helped(gap, states)):
                 break
@@ -159,6 +173,7 @@ class PruningRounds:
             if self.certificate.model.deadline.expired():
                 break
             last, gap, states = self.certificate, self.certificate.gap, self.certificate.states
+            self._proved = last.bound
             builder, trees = NetworkBuilder(last.model, last.remaining), self._limits.bounds_round_tree_entries
             self.certificate = Certificate(builder, last.best, trees, last.underpaid, last.work)
             self.tighten(self._limits.bounds_passes[1])
@@ -251,6 +266,7 @@ def bound_on_axes_apart(model: Model, best: CostedPlan) -> float:
         for part in parts:
             part.tighten(passes)
         before, bound = bound, sum(part.bound for part in parts)
+        _tell(model, best, bound)
         expected = limits.bounds_apart_rise * (bound - before)
         if bound >= enough or (stage and bound + expected < enough):
             break
