@@ -33,7 +33,7 @@ from meshdsl.plan.reasons import Reasons, collectives_inside
 from meshdsl.plan.types import Recomputation, RecomputedValue
 from meshdsl.planner.costs.op_cost import VIEWS
 from meshdsl.planner.liveness.peak import Liveness
-from meshdsl.planner.liveness.timeline import Timeline, copy_timeline
+from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.variables import OpClasses
 from meshdsl.planner.solve import SearchResult
 from meshdsl.recomputation.levels import layer_loops, levels, reads_residual, recomputable
@@ -44,7 +44,8 @@ from meshdsl.trace.annotate import FORWARD
 
 PRICES = 24  # of memory, from one at which nothing is computed again to one at which everything is
 STEP = 1.8  # ratio of two prices
-PLANS = 6  # rungs of the ladder that are planned
+PLANS = 8  # rungs of the ladder that are planned
+AROUND = (-1, 1, 2, -2)  # rungs that are planned next to the best one, in this order
 FILLED = 3  # plans with one residual more that is kept
 LONGEST = 0.25  # by which a residual that lives through the whole step is dearer than one that is read at once
 NEXT_TO_NOTHING = 1e-9  # price at which only what costs nothing is computed again, as part of the middle one
@@ -71,7 +72,8 @@ class ResidualCosts:
       held: by value id, the bytes on a device to keep a value for the backward pass; 0 where memory is not short.
       lasting: by value id, how long it would be kept, from 0 to 1.
       again: by op id, the seconds per step to run an operation twice.
-      fused: ids of values outside of loops that take no memory: they are views, or fused with what reads them.
+      views: ids of values outside of loops that are their operands.
+      fused: ids of values outside of loops that take no memory: views, and what is fused with its reader.
       reasons: names of values.
     """
 
@@ -80,6 +82,7 @@ class ResidualCosts:
     held: Mapping[int, int]
     lasting: Mapping[int, float]
     again: Mapping[int, float]
+    views: frozenset[int]
     fused: frozenset[int]
     reasons: Reasons
 
@@ -97,10 +100,13 @@ class ResidualCosts:
             for value, size, part in _gaps(level, solution, fullest, limit):
                 held[value.id], lasting[value.id] = size, part
         again = seconds_again(problem.program, solution, times)
-        fused = frozenset(_fused(graph, placed.timeline))
-        held |= dict.fromkeys(fused, 0)
-        kept = frozenset[int]().union(*(boundary_ops(level, held, fused) for level in levels(graph)))
-        return cls(problem.program, recomputable(problem.program) - kept, held, lasting, again, fused, reasons)
+        ops, is_stored = [op for level in levels(graph) for op in level.ops], placed.timeline.has_memory
+        views = frozenset(v.id for op in ops if op.name in (*VIEWS, "constrain") for v in op.outputs)
+        numbers = {v.id: problem.index.number_of(v.id) for op in ops for v in op.outputs}
+        fused = views.union(v for v, number in numbers.items() if not is_stored[number])
+        held |= dict.fromkeys(views, 0)
+        kept = frozenset[int]().union(*(boundary_ops(level, held, views) for level in levels(graph)))
+        return cls(problem.program, recomputable(problem.program) - kept, held, lasting, again, views, fused, reasons)
 
     def choice(self, price: float, kept: frozenset[int] = frozenset()) -> RematChoice:
         """Returns the cheapest choice at a price of memory in seconds per byte.
@@ -110,8 +116,8 @@ class ResidualCosts:
         """
         sizes = {v: 0 if v in kept else size for v, size in self.held.items()}
         prices = {v: price * size * (1 + LONGEST * self.lasting.get(v, 0.0)) for v, size in sizes.items()}
-        prices |= dict.fromkeys(self.fused, inf)
-        return cheapest_recomputation(self.program.graph, self.ops, RematPrices(prices, self.again))
+        prices |= dict.fromkeys(self.views, inf)
+        return cheapest_recomputation(self.program.graph, self.ops, RematPrices(prices, self.again, self.fused))
 
     def ladder(self) -> list[Rung]:
         """Returns choices with more and more work, without that which keeps everything."""
@@ -185,15 +191,6 @@ def _gaps(
             yield v, length * local(v) if full else 0, lasting
 
 
-def _fused(graph: Graph, timeline: Timeline) -> Iterator[int]:
-    """Yields the values of levels, outside of loops over layers, that take no memory of their own."""
-    index = timeline.index
-    for level in levels(graph):
-        for op in level.ops:
-            is_view = op.name in VIEWS or op.name == "constrain"
-            yield from (v.id for v in op.outputs if is_view or not timeline.has_memory[index.number_of(v.id)])
-
-
 def seconds_again(program: TracedProgram, solution: Solution, times: OpTimes) -> dict[int, float]:
     """Returns per operation its seconds per step and those of collectives that it waits for, its bodies included."""
     reasons, sent = Reasons(program, solution), dict[int, float]()
@@ -262,7 +259,7 @@ def plan_recomputing(costs: ResidualCosts, excess: float, attempt: Callable[[Rem
     if tried[best].seconds == inf:
         return tried[best]
     while len(tried) < PLANS:
-        around = [i for i in (best - 1, best + 1) if 0 <= i <= last and i not in tried]
+        around = [best + k for k in AROUND if 0 <= best + k <= last and best + k not in tried]
         if not around:
             break
         if at(around[0]).seconds < tried[best].seconds:

@@ -261,6 +261,8 @@ def plan_facts(found: "Plan") -> dict[str, Any]:
         "mfu": found.mfu,
         "utilization": {**used, "divided": dict(used["divided"]), "losses": dict(used["losses"])},
         "pipeline": found.pipeline.facts if found.pipeline else None,
+        "computed_again": [value._asdict() for value in found.recomputation.values] if found.recomputation else [],
+        "waterfall": [step._asdict() for step in found.waterfall],
         "inputs": {array.path: str(array.layout.named(array.dims)) for array in found.inputs},
         "outputs": {array.path: str(array.layout.named(array.dims)) for array in found.outputs},
         "collectives": [asdict(c) for c in found.collectives],

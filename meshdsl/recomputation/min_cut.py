@@ -43,12 +43,14 @@ class RematPrices(NamedTuple):
 
     Args:
       kept: by value id, to keep a value for the backward pass; one in a loop over layers for all iterations. Infinite
-        for one that takes no memory, as it is fused with what reads it: its operands are kept instead.
+        for a view, which is its operand.
       again: by op id, to run an operation a second time, all iterations counted.
+      fused: ids of values that take no memory, as views or fused with what reads them: their operands are kept instead.
     """
 
     kept: Mapping[int, float]
     again: Mapping[int, float]
+    fused: frozenset[int] = frozenset()
 
 
 class RematChoice(NamedTuple):
@@ -170,7 +172,7 @@ class _Network:
         """
         left, made, read = set[int](), set[int](), set[int]()
         for op in self.order:
-            is_fused = all(self.prices.kept.get(v.id, 0.0) == inf for v in op.outputs)
+            is_fused = all(v.id in self.prices.fused for v in op.outputs)
             if op.id in ops and not (is_fused and made.isdisjoint(value_ids(op.inputs))):
                 left.add(op.id)
                 made.update(v.id for v in op.outputs)

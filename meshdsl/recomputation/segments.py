@@ -24,12 +24,12 @@ from meshdsl.trace.annotate import FORWARD
 _HALVINGS = 10  # limits on the largest segment that are tried, each half of the last
 
 
-def boundary_ops(level: Graph, sizes: Mapping[int, int], fused: Collection[int]) -> frozenset[int]:
+def boundary_ops(level: Graph, sizes: Mapping[int, int], views: Collection[int]) -> frozenset[int]:
     """Returns the ids of the operations whose results pass a boundary of the best segments.
 
     Args:
       sizes: bytes to keep a value, by its id.
-      fused: ids of the values that take no memory: their operands pass in their place.
+      views: ids of the values that are their operands: these pass in their place.
     """
     made = producers(level)
     forward = [op for op in level.ops if op.phase == FORWARD and op.name != "constant"]
@@ -37,7 +37,7 @@ def boundary_ops(level: Graph, sizes: Mapping[int, int], fused: Collection[int])
     last = {x.id: position[op.id] for op in forward for x in values(op.inputs)}
     needed = {x.id for op in level.ops if reads_residual(op) for x in values(op.inputs)}
     for op in reversed(forward):
-        if all(v.id in fused for v in op.outputs):
+        if all(v.id in views for v in op.outputs):
             stop = max((last.get(v.id, 0) for v in op.outputs), default=0)
             for x in values(op.inputs):
                 last[x.id] = max(last[x.id], stop)
@@ -52,7 +52,7 @@ def boundary_ops(level: Graph, sizes: Mapping[int, int], fused: Collection[int])
     residuals = [sum(sizes.get(v.id, 0) for v in op.outputs if v.id in needed) for op in forward]
     ends = _best_ends(widths, residuals)
     crossing = (
-        v for v, stop in last.items() if v in made and v not in fused and _passes(position.get(made[v].id), stop, ends)
+        v for v, stop in last.items() if v in made and v not in views and _passes(position.get(made[v].id), stop, ends)
     )
     return frozenset(made[v].id for v in crossing)
 

@@ -37,6 +37,8 @@ from meshdsl.planner.buckets import find_buckets, with_buckets
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
+from meshdsl.recomputation import recomputing
+from meshdsl.recomputation.levels import recomputable
 from meshdsl.trace import trace
 from tests.fuzz.generator import Batch, Case
 from tests.fuzz.optimum import cheapest
@@ -104,8 +106,12 @@ def _plan(case: Case, batch: Batch) -> Planned:
         return Planned(case, program, user_pins.resolve(program, batch.mesh), plan)
     sizes = padded_sizes(program, batch.mesh) | constrained_sizes(program.graph, batch.mesh)
     program = padded_variant(program, sizes, batch.mesh, user_pins, regions=batch.seed % 2 == 1)
+    draw = np.random.default_rng(batch.seed)
+    if batch.seed % 3:
+        again = [op for op in sorted(recomputable(program)) if draw.random() < 0.6]
+        program = recomputing(program, again).program
     pins = user_pins.resolve(program, batch.mesh)
-    solution = wander(program, batch.mesh, pins, np.random.default_rng(batch.seed))
+    solution = wander(program, batch.mesh, pins, draw)
     return Planned(case, program, pins, build_plan(program, solution, pins))
 
 
