@@ -87,7 +87,7 @@ class PlannedProgram:
             for n, m in before.sizes.items()
         ]
         with worker_pool() as start:
-            variant = Variant(before.sizes, before.program, pins, found, before.regions)
+            variant = replace(before, pins=pins, outcome=found)
             return _finish(variant, [*before.program.notes, *notes], self.overlap, start)
 
 

@@ -9,6 +9,7 @@ choice of its own for each. Modules, in order:
 
     levels    where forward and backward pass meet; loops over layers; what can run twice
     rewrite   the program in which given operations run twice
+    segments  where chains of recomputation end in unrolled layers
     min_cut   the cheapest operations to run twice, at a price of memory
 
 Nothing is planned here: ``api.remat`` prices residuals by a plan, plans the rewritten programs within the limit, and

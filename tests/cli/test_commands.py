@@ -294,3 +294,16 @@ def test_layouts_on_the_command_line_win_over_the_programs(folder):
 
 def test_the_version_is_printed():
     assert run("--version") == (0, f"{md.__version__}\n")
+
+
+def test_plan_recomputes_within_the_memory(folder):
+    (folder / "deep.py").write_text(
+        STACKED.replace("OWN", "None").replace('{"w": "pipe=S(0)"}', '{"batch": "data=S(0)"}')
+    )
+    options = "plan", "deep.py", "--mesh", "data=2", "--json"
+    free = json.loads(run(*options)[1])
+    limit = int(0.9 * free["memory"])
+    found = json.loads(run(*options, "--memory", str(limit), "--remat", "auto")[1])
+    assert free["computed_again"] == free["waterfall"] == []
+    assert found["memory"] <= limit and found["computed_again"]
+    assert found["waterfall"][0]["bytes"] == free["memory"] and found["waterfall"][-1]["bytes"] == found["memory"]
