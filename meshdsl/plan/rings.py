@@ -27,7 +27,7 @@ from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.simulate import simulated_seconds
 from meshdsl.util.text import bytes_text, seconds_text
 
-_SHORTER = 1 - 1e-6  # by which factor a simulated step has to be shorter
+_SHORTER = 1 - 1e-3  # by which factor rings have to make a simulated step shorter, beyond what a simulation can know
 _HOP = "collective-permute"
 Verdicts = Sequence[tuple[str, bool]]  # globs, and whether what they match is sent in rings; the last match decides
 

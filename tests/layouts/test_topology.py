@@ -3,7 +3,7 @@
 import pytest
 
 from meshdsl.errors import ArgumentError, LayoutError
-from meshdsl.layouts.collective_cost import exchange_price
+from meshdsl.layouts.collective_cost import exchange_price, hop_seconds
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology, load_topology, preset_names, save_topology, topology
 
@@ -58,6 +58,21 @@ def test_short_messages_take_the_faster_way():
     assert found.seconds(1e5) == pytest.approx(1e-5 + 1e5 / 1e10) and found.seconds(1e8) == pytest.approx(1e-4 + 1e-3)
     with pytest.raises(ArgumentError, match=r"short=\(1e-05,\) is not a latency and bandwidth above 0"):
         Link(1e-4, 1e11, short=(1e-5,))
+
+
+def test_blocks_of_a_ring_move_one_way_around_a_torus():
+    size = 9e7
+    for mesh, latency, bandwidth in (
+        (
+            Mesh(data=16, topology=topology("tpu-v5e")),
+            8e-6,
+            4.5e10,
+        ),  # a whole dim, which a gather uses both ways around
+        (Mesh(data=4, topology=topology("tpu-v5e")), 8e-6, 4.5e10),  # a line: the last block goes back the other way
+        (Mesh(data=8, topology=topology("dgx-h100")), 6.6e-5, 3.6e11),
+    ):
+        assert hop_seconds("data", size, mesh) == pytest.approx(latency + size / bandwidth)
+    assert hop_seconds("data", 1e3, mesh) == pytest.approx(1.9e-5 + 1e3 / 2.1e11), "short messages go another way"
 
 
 def test_each_axis_takes_a_dim_of_a_torus():
