@@ -60,14 +60,25 @@ def exchange_price(kind: str, axes: tuple[str, ...], mesh: Mesh, group: int = 0)
     return _price(kind, axes, P if reduces else Split(0), mesh, group).times(given)
 
 
-def hop_seconds(axis: str, size: float, mesh: Mesh) -> float:
-    """Returns the seconds in which all devices of an axis pass ``size`` bytes on to their neighbours in a ring.
+def ring_ways(axis: str, mesh: Mesh) -> int:
+    """Returns in how many ways around a ring the links of an axis send at once: 2 where it is a closed torus dim."""
+    own = mesh.topology.axis_links(mesh)[axis]
+    return 2 if own.bandwidth > _one_way(own, mesh) else 1
 
-    A link's price of a permute, except that on a torus all blocks move the same way around, along one dim.
+
+def hop_seconds(axis: str, size: float, mesh: Mesh) -> float:
+    """Returns the seconds in which all devices of an axis pass ``size`` bytes on to their neighbours one way around.
+
+    A link's price of a permute, except that on a torus that is half of the bandwidth of a dim.
     """
-    own, links = mesh.topology.axis_links(mesh)[axis], mesh.topology.links
-    one_way = min((link.bandwidth / 2 for link in links if link.torus and link.torus == own.torus), default=inf)
-    return min(link.latency + size / min(link.bandwidth, one_way) for link in (own, own.for_short))
+    own = mesh.topology.axis_links(mesh)[axis]
+    ways = ((link.latency, min(link.bandwidth, _one_way(own, mesh))) for link in (own, own.for_short))
+    return min(latency + size / bandwidth for latency, bandwidth in ways)
+
+
+def _one_way(own: Link, mesh: Mesh) -> float:
+    """Returns the bandwidth of one dim of a torus one way around; infinite for other links."""
+    return min((x.bandwidth / 2 for x in mesh.topology.links if x.torus and x.torus == own.torus), default=inf)
 
 
 @cache

@@ -15,6 +15,8 @@ Blocks are those of one *factor* of the product, a letter of its einsum ``b m k,
     gathered, a contracted dim      parts are summed
     reduced, any dim of the result  a part is a block of the result; sums travel, and each device adds to them
 
+On a link that sends both ways around at once, blocks go both ways: two arrive in each step, in half as many steps.
+
 ``k - 1`` hops of a block send the bytes of the gather or reduce-scatter. Several products that read one gathered copy
 share its ring, if their other operands are there when the first one runs; all others find the whole copy in memory.
 A constraint that states a layout, or a transpose in front of a reduction, does not separate a product from its ring.
@@ -38,7 +40,7 @@ from meshdsl.ir.graph import Graph, Op, Value, walk
 from meshdsl.ir.prefetch import pipelined_loops
 from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Ring, Solution
-from meshdsl.layouts.collective_cost import hop_seconds
+from meshdsl.layouts.collective_cost import hop_seconds, ring_ways
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Partial, Placement, Split
 from meshdsl.layouts.reshard import ReshardStep
@@ -109,7 +111,8 @@ class ProductRing:
       keeps: other operations read the gathered copy as well.
       early: steps that make copies of other operands, which are read before they are needed.
       devices: of its axis.
-      seconds: of a hop.
+      ways: in which blocks go around at once.
+      hop: seconds in which a block, or one each way, is passed on.
       workspace: bytes that a device needs beside operands, results and the gathered or unreduced copy.
     """
 
@@ -121,7 +124,8 @@ class ProductRing:
     keeps: bool
     early: frozenset[Step]
     devices: int
-    seconds: float
+    ways: int
+    hop: float
     workspace: int
 
     @property
@@ -154,6 +158,30 @@ class ProductRing:
     def hops(self) -> int:
         """How often a block is passed on."""
         return self.devices - 1
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Per way around, how many devices away the last block comes from, or goes to."""
+        return (self.hops,) if self.ways == 1 else (self.devices // 2, self.hops // 2)
+
+    @property
+    def schedule(self) -> tuple[tuple[bool, int], ...]:
+        """Per step, whether blocks are passed on, and how many parts are computed meanwhile."""
+        far, near = self.reach[0], self.reach[-1]
+        if self.ways == 1:
+            steps = [*[(True, 1)] * far, (False, 1)]
+        else:
+            steps = [(True, 1), *[(True, 2)] * (far - 1), (False, 1 + (far == near))]
+        return tuple(steps if self.gathers else reversed(steps))
+
+    @property
+    def seconds(self) -> float:
+        """Of a hop; of two that go both ways at once, half of it."""
+        return self.hop * self.reach[0] / self.hops
+
+    def overlapped(self, part: float) -> float:
+        """Returns the seconds of the ring if a part takes as many."""
+        return sum(max(self.hop * passes, part * parts) for passes, parts in self.schedule)
 
     @property
     def bytes(self) -> int:
@@ -234,7 +262,8 @@ class _GraphRings:
     ) -> ProductRing:
         (axis,), results = step.axes, [each.op.outputs[0] for each in products]
         devices = self.solution.mesh.axis(axis)
-        blocks = 2 if keeps else max(0, 3 - devices)  # that travel, beyond those of a whole copy
+        ways = min(ring_ways(axis, self.solution.mesh), devices - 1)
+        blocks = 2 * ways if keeps else max(0, 1 + 2 * ways - devices)  # that travel, beyond those of a whole copy
         sums = (self._elements(v) * (p.dtype.itemsize - v.itemsize) for p, v in zip(products, results, strict=True))
         ahead = (self._elements(v) * v.itemsize for v in results[1:])
         return ProductRing(
@@ -246,7 +275,8 @@ class _GraphRings:
             keeps,
             frozenset(early),
             devices,
-            seconds=hop_seconds(axis, step.bytes / (devices - 1), self.solution.mesh),
+            ways,
+            hop=hop_seconds(axis, step.bytes / (devices - 1), self.solution.mesh),
             workspace=blocks * step.bytes // (devices - 1) + int(sum(sums) + sum(ahead)),
         )
 

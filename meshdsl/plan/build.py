@@ -153,7 +153,7 @@ def _hops(ring: ProductRing, replaced: Collective, reasons: Reasons) -> Collecti
         seconds=ring.seconds,
         ring=ring.step.kind,
         source=reasons.line(ring.products[0].op),
-        reason=f"ring beside {ring.devices} parts of {products}: {replaced.reason}",
+        reason=f"ring {'both ways ' * (ring.ways > 1)}beside {ring.devices} parts of {products}: {replaced.reason}",
     )
 
 

@@ -5,6 +5,8 @@ waits for:
 
     collective + products     -->     (k - 1) max(hop, part) + part
 
+or, with blocks that go both ways around, about half as many steps of two parts (``ProductRing.schedule``).
+
 This holds if the compiler sends permutes beside products, which the topology knows (``asynchronous``). A part is slower
 than a ``k``-th of the product: it reads the operand that does not travel as often as there are parts, its sides are
 shorter, and it is an operation of its own. So small products lose, and are left as they are.
@@ -78,7 +80,7 @@ def priced_rings(program: TracedProgram, solution: Solution, times: OpTimes) -> 
                 (*(reasons.line(each.op) for each in ring.products), reasons.name(ring.value)),
                 trips[ring.products[0].op.id],
                 replaced=ring.step.seconds + whole,
-                overlapped=ring.hops * max(ring.seconds, part) + part if beside else serial,
+                overlapped=ring.overlapped(part) if beside else serial,
                 serial=serial,
             )
         )

@@ -430,12 +430,11 @@ class _FragmentBuilder:
         seconds = self.builder.times.ring_part_seconds(ring)
         if apart:
             self._part()
-        for s in range(ring.devices):
-            hop, passes = list[Slices](), s < ring.hops if ring.gathers else s > 0
+        for passes, parts in ring.schedule:
+            key, hop = (sent.value, sent.layout), list[Slices]()
             if passes:
-                key = sent.value, sent.layout
-                hop = [self._sent("collective-permute", stream, ring.seconds, state, 1, key)]
-            state = [*hop, self._divided(COMPUTE, seconds, state, 1, separate=True)]
+                hop = [self._sent("collective-permute", stream, ring.hop, state, 1, key)]
+            state = [*hop, self._divided(COMPUTE, parts * seconds, state, 1, separate=True)]
         if apart:
             self._part()
         made = (_union([refs for slices in state for refs in slices]),)

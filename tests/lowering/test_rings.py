@@ -1,6 +1,7 @@
 """Products that run in parts beside the hops of a ring: numbers, bytes and counts are those that are planned."""
 
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,7 @@ def test_rings_of_a_sequence_parallel_block_and_its_gradients():
 def test_every_form_of_a_product_over_a_ring_in_short_floats():
     args = arrays((32, 16), (16, 24), (16, 8, 8), (16, 8, 24), (8,), dtype=jnp.bfloat16)
     rings, _ = run(forms, args, "data=2,model=4", {})
+    assert {ring.ways for ring in rings} == {1}
     assert [(ring.step.kind, ring.products[0].cut, ring.products[0].port) for ring in rings] == [
         ("all-gather", (1, 0, None), 0),  # contracted
         ("all-gather", (None, 0, 1), 1),  # a free dim of the right operand
@@ -95,6 +97,29 @@ def test_every_form_of_a_product_over_a_ring_in_short_floats():
         ("reduce-scatter", (0, 0, 0), None),  # over a batch dim
         ("reduce-scatter", (None, 1, 1), None),  # behind a transpose
     ]
+
+
+@pytest.mark.parametrize("devices", [4, 6, 7])
+def test_rings_both_ways_around_a_torus(devices):
+    """Blocks arrive from both sides, and sums from both sides end here; one way is longer if the number is even."""
+
+    def step(x, y, w, v):
+        summed = at(at(x, "model=S(1)"), "model=B") @ at(w, "model=S(1)")
+        rows = at(at(at(y, "model=S(0)"), "model=B") @ at(v, "model=S(1)"), "model=S(1)")
+        scattered = at(at(at(x, "model=S(1)") @ at(w, "model=S(0)"), "model=P"), "model=S(0)")
+        return summed, rows, scattered
+
+    link = Link(1e-9, 1e9, devices=devices, torus=(devices,), ring=devices)
+    mesh, n = md.Mesh(model=devices, topology=replace(BYTES, links=(link,))), 2 * devices
+    args = arrays((2 * n, n), (2 * n, n), (n, 5 * n), (n, 3 * n))
+    sharded = md.parallelize(step, mesh, overlap=ALL)
+    rings = chosen_rings(trace(step, args).graph, sharded.plan(*args).solution)
+    assert [(ring.step.kind, ring.ways) for ring in rings] == [("all-gather", 2)] * 2 + [("reduce-scatter", 2)]
+    for ring in rings:
+        assert sum(parts for _, parts in ring.schedule) == devices and sum(ring.reach) == ring.hops
+        assert sum(passes for passes, _ in ring.schedule) == devices // 2 == ring.reach[0]
+        assert ring.seconds * ring.hops == pytest.approx(devices // 2 * (1e-9 + ring.bytes / 0.5e9))
+    assert sharded.verify(*args).equal and sharded.check(*args)
 
 
 def layers(p, x):
