@@ -128,7 +128,8 @@ def with_best_rings(
       MemoryLimitError: the rings that are demanded do not fit the memory.
     """
     topology = solution.mesh.topology
-    chooses = simulates and _sends_beside(topology) and not program.pipeline
+    has_stages = program.pipeline is not None and bool(program.pipeline.axis)  # which compute when their tick comes
+    chooses = simulates and _sends_beside(topology) and not has_stages
     if not chooses and not verdicts:
         return solution, []
     times = OpTimes(program, solution, Reasons(program, solution))
