@@ -9,14 +9,18 @@ where exact arithmetic cannot follow (complex numbers), float64 is used as well.
 operation that makes it wrong is looked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
 from meshdsl.errors import CheckError
 from meshdsl.ir.graph import Source
+from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.parse import Module, parse_module
 from meshdsl.lowering.hlo.source import InstructionSources
@@ -29,6 +33,7 @@ from meshdsl.lowering.simulation.operation import Unreadable
 from meshdsl.lowering.simulation.types import ObservedTypes, Recording
 
 LIMIT = 1e9  # elements that are computed for one input; about a minute
+_PASSED_ON = ("parameter", "get-tuple-element", "copy", "bitcast", "call", "while", "conditional", "fusion")
 _FEW = 2  # bound of integers that are indices within any array
 _HOW = {"partitioned": "in exact arithmetic", "optimized": "as optimized"}  # by stage
 
@@ -130,6 +135,33 @@ def _place(source: Source) -> str:
     return f"{PurePath(source.file).name}:{source.line}" if source.file else "?"
 
 
+@dataclass(frozen=True)
+class TypedValue:
+    """A value of a partitioned program.
+
+    Args:
+      operation: the opcode that computes it. place: line of the user's program.
+      tensor: type of one device's part, ``float32[8,64]``.
+      layout: under which it is a value of the step; None if it is none, such as a piece of a block on its way.
+    """
+
+    operation: str
+    place: Source
+    tensor: str
+    layout: Layout | None
+
+
+def typed_values(name: str, modules: CompiledModules, mesh: Mesh, limit: float = LIMIT) -> list[TypedValue]:
+    """Return every value of a partitioned program that depends on arguments, in order; those of loops once.
+
+    Raises:
+      CheckError: the program is too large to be run here, or cannot be.
+    """
+    stage = _Stage("partitioned", modules.partitioned, parse_module(modules.whole), mesh, 1, limit)
+    with _said(name, mesh, limit):
+        return list(stage.typed())
+
+
 def check_program(
     name: str, modules: CompiledModules, mesh: Mesh, paths: Sequence[str], inputs: int = 2, limit: float = LIMIT
 ) -> ProgramCheck:
@@ -151,12 +183,23 @@ def check_program(
         if text
     ]
     faults, verdicts, known = list[CompiledFault](), list[list[str]](), set[int]()
-    try:
+    with _said(name, mesh, limit):
         for stage in stages:
             verdicts.append(stage.verdicts(len(paths)))
             wrong = [i for i, verdict in enumerate(verdicts[-1]) if verdict == "wrong" and i not in known]
             faults += stage.faults(paths, wrong)
             known.update(wrong)
+    agreeing = [path for path, *both in zip(paths, *verdicts, strict=True) if set(both) == {"agrees"}]
+    unfollowed = [each for stage in stages for each in stage.unfollowed(paths)]
+    names = tuple(stage.name for stage in stages)
+    return ProgramCheck(name, mesh, len(paths), inputs, names, tuple(agreeing), tuple(faults), tuple(unfollowed))
+
+
+@contextmanager
+def _said(name: str, mesh: Mesh, limit: float) -> Iterator[None]:
+    """Programs that cannot be run, in words of the user."""
+    try:
+        yield
     except TooLarge as error:
         raise CheckError(
             f"{name} computes more than {limit:.0e} elements on {mesh.size} simulated devices\n"
@@ -165,10 +208,6 @@ def check_program(
         ) from error
     except Unreadable as error:
         raise CheckError(f"{name} cannot be run on simulated devices: {error}") from error
-    agreeing = [path for path, *both in zip(paths, *verdicts, strict=True) if set(both) == {"agrees"}]
-    unfollowed = [each for stage in stages for each in stage.unfollowed(paths)]
-    names = tuple(stage.name for stage in stages)
-    return ProgramCheck(name, mesh, len(paths), inputs, names, tuple(agreeing), tuple(faults), tuple(unfollowed))
 
 
 class _Stage:
@@ -223,6 +262,24 @@ class _Stage:
         found = {i: finder.fault(i) for i in wrong if checks[i].differs}
         again = self._pair.compare(numbers, seed, self._limit, below=_FEW)
         return {i: fault if fault is None or again[i].differs else _beyond(fault) for i, fault in found.items()}
+
+    def typed(self) -> Iterator[TypedValue]:
+        """Returns the values of the program, those behind tuples and copies aside."""
+        whole, local = Recording(), Recording()
+        self._pair.compare(self._numbers, 0, self._limit, whole, local)
+        types = ObservedTypes(whole, local, self._numbers, self._mesh)
+        for record in local.records:
+            operation, value = record.operation, record.value
+            is_own = operation.opcode not in _PASSED_ON and isinstance(value, np.ndarray)
+            if not is_own or types.constant(value):
+                continue
+            known = types.of(value)
+            yield TypedValue(
+                operation.opcode,
+                self._place(operation.name, operation.instruction.attributes),
+                f"{operation.type.dtype}[{','.join(map(str, operation.type.dims))}]",
+                known.layout if known else None,
+            )
 
     def _located(self, fault: FaultyOperation | None, results: Sequence[str]) -> CompiledFault:
         if fault is None:

@@ -212,8 +212,10 @@ class ObservedTypes:
         return None
 
     def _layout(self, split: dict[str, Placement], partial: dict[str, Placement] | None = None) -> Layout:
-        rest = {axis: B for axis in self._axes if axis not in split}
-        return Layout(**{**split, **rest, **(partial or {})})
+        placed = dict.fromkeys(self._axes, B) | split | (partial or {})
+        shared = len(set(split.values())) < len(split)  # axes of one dim are written major first
+        order = [*split, *(axis for axis in self._axes if axis not in split)] if shared else self._axes
+        return Layout(**{axis: placed[axis] for axis in order})
 
     def _reduced(self, value: Array, axes: Sequence[str], kind: str) -> Array:
         """A value reduced over axes, for every device."""

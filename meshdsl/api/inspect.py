@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from linecache import getline
 from math import prod
 from typing import Any
@@ -40,7 +41,7 @@ from meshdsl.lowering.hlo.source import InstructionSources
 from meshdsl.lowering.interpreter import run_graph
 from meshdsl.lowering.partitioner import compiled_modules
 from meshdsl.lowering.reference import WholeTarget, is_divided
-from meshdsl.lowering.simulation.check import LIMIT, ProgramCheck, check_program
+from meshdsl.lowering.simulation.check import LIMIT, ProgramCheck, TypedValue, check_program, typed_values
 from meshdsl.lowering.verify import compiled_bytes
 from meshdsl.pins import AS_GIVEN
 from meshdsl.plan.budget import Kinds, check_budget
@@ -54,6 +55,7 @@ _SHOWN = 12  # rows of a printed table
 _MOST = 0.9  # part of the excess that the lines with a remedy make up together
 _LINES = 5  # of them, at most
 _STATEMENTS = 3  # constraints of a line that are shown
+_KINDS = 3  # kinds of operations in one row of types
 _WIDE = 60  # characters of a source line
 
 
@@ -212,6 +214,29 @@ class Inspection:
             raise CheckError(str(check))
         return check
 
+    def types(self, limit: float = LIMIT) -> "ValueTypes":
+        """Run the partitioned program on simulated devices, and return how every value of the step lies.
+
+        ``S(dim)``, ``B`` or ``P`` per mesh axis: split, the same, or a partial sum. They are observed, in exact
+        arithmetic on random arguments, so they hold for what the partitioner made, whatever it was told.
+
+        Args:
+          limit: elements that may be computed; 1e9 take about a minute.
+
+        Raises:
+          CheckError: the program is too large.
+          DeviceError: the compiler does not write its program before and behind the partitioner.
+
+        Example:
+          >>> mesh = jax.make_mesh((8,), ("data",))
+          >>> rows = jax.device_put(jnp.ones((64, 8)), jax.NamedSharding(mesh, jax.P("data")))
+          >>> found = md.inspect(jax.jit(lambda x: jnp.tanh(x).sum(0)), rows).types()
+          >>> [(x.operation, str(x.layout)) for x in found.values]
+          [('tanh', 'data=S(0)'), ('reduce', 'data=P'), ('all-reduce', 'data=B')]
+        """
+        values = typed_values(self.name, compiled_modules(self._step.lowered), self.mesh, limit)
+        return ValueTypes(self.name, self.mesh, tuple(values))
+
     @property
     def facts(self) -> dict[str, Any]:
         """All figures as plain values, as ``meshdsl inspect --json`` prints them."""
@@ -269,6 +294,46 @@ class Inspection:
             rest = sum(c.bytes * c.trips for found in order[_SHOWN:] for c in found)
             rows.append([f"{len(order) - _SHOWN} more", "", bytes_text(rest), *[""] * 7])
         return rows
+
+
+@dataclass(frozen=True)
+class ValueTypes:
+    """How the values of a partitioned program lie; ``print`` shows them line by line.
+
+    Args:
+      name: of the step. mesh: names the axes.
+      values: in program order, those of loops once.
+    """
+
+    name: str
+    mesh: Mesh
+    values: tuple[TypedValue, ...]
+
+    @property
+    def facts(self) -> list[dict[str, str]]:
+        """All values as plain values, as ``meshdsl inspect --types --json`` prints them."""
+        names = SourceNames(x.place for x in self.values)
+        return [
+            {
+                "operation": x.operation,
+                "tensor": x.tensor,
+                "layout": "" if x.layout is None else str(x.layout),
+                "source": names.of(x.place),
+            }
+            for x in self.values
+        ]
+
+    def __str__(self) -> str:
+        names = SourceNames(each.place for each in self.values)
+        rows = [["operations", "of one device", "layout", "line"]]
+        for (tensor, layout, place), alike in groupby(self.values, lambda x: (x.tensor, x.layout, x.place)):
+            operations = list(dict.fromkeys(x.operation for x in alike))
+            more = f" and {len(operations) - _KINDS} more" if len(operations) > _KINDS else ""
+            text = getline(place.file, place.line).strip() if place.file else ""
+            line = f"{names.of(place)}  {_cut(text)}".rstrip()
+            shown = ", ".join(operations[:_KINDS])
+            rows.append([f"{shown}{more}", tensor, "varying" if layout is None else str(layout), line])
+        return "\n".join([f"{self.name} on mesh {self.mesh}, behind the partitioner", *table(rows)])
 
 
 def inspect(

@@ -31,6 +31,9 @@ def inspect(
     check: Annotated[
         bool, typer.Option("--check", help="run the compiled steps on simulated devices, beside what they compute")
     ] = False,
+    types: Annotated[
+        bool, typer.Option("--types", help="show how every value lies behind the partitioner: S, B or P per mesh axis")
+    ] = False,
     compare: Annotated[bool, typer.Option(help="plan the same steps, and show what the plan sends instead")] = True,
     as_json: AsJSON = False,
 ) -> None:
@@ -57,6 +60,11 @@ def inspect(
     for each in found:
         texts.append(str(each))
         facts.append(each.facts)
+        if types:
+            with working(f"running {each.name} on simulated devices"):
+                found_types = each.types()
+            texts.append(str(found_types))
+            facts[-1]["types"] = found_types.facts
         if check:
             with working(f"checking {each.name}"):
                 judged = each.check(raises=False)

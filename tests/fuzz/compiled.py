@@ -31,6 +31,7 @@ from meshdsl.lowering.simulation.numbers import PrimeField, Reals
 from meshdsl.shardings import partition_spec
 from tests.fuzz.generator import Batch, Case, batches
 from tests.fuzz.run import SETTINGS
+from tests.fuzz.worker import STILL
 from tests.lowering.simulation.mutants import Mutant, mutants
 
 CASES, LIMIT = 6, 1e8
@@ -182,10 +183,14 @@ def main() -> None:
         process.start()
         there.close()
         try:
-            for mine, its in zip((total.counts, total.made, total.found), here.recv(), strict=True):
-                mine.update(its)
+            if here.poll(STILL):
+                for mine, its in zip((total.counts, total.made, total.found), here.recv(), strict=True):
+                    mine.update(its)
+            else:
+                total.counts["runs that stood still"] += 1
         except EOFError:
             total.counts["runs that a crash of the compiler ended"] += 1
+        process.kill()
         process.join()
         print(f"seed {seed}, {time.time() - start:.0f} s: {total.counts['programs']} programs", flush=True)
         seed += 1

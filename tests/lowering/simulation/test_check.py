@@ -108,6 +108,29 @@ def test_what_cannot_be_followed():
         md.inspect(jax.jit(jnp.tanh), shape((4, 8, 8), "x")).check(limit=100)
 
 
+def test_types_of_values():
+    step, args = PROGRAMS["two_matrices"]()
+    found = md.inspect(jax.jit(step), *args).types()
+    layouts = [(x.operation, str(x.layout)) for x in found.values if x.operation in ("dot", "tanh", "all-reduce")]
+    assert layouts[:4] == [
+        ("dot", "x=S(0) y=S(1)"),
+        ("tanh", "x=S(0) y=S(1)"),
+        ("dot", "x=S(0) y=P"),
+        ("all-reduce", "x=S(0) y=B"),
+    ]
+    assert all(x.layout is not None for x in found.values)
+    assert "x=S(0) y=P     programs.py:" in str(found)
+
+
+@pytest.mark.parametrize("name", ["two_matrices", "embedding", "accumulation"])
+def test_planned_programs_agree(name):
+    step, args = PROGRAMS[name]()
+    sharded = md.parallelize(lambda *args: step(*args), "x=4,y=2", "as-given")
+    results = len(jax.tree.leaves(jax.eval_shape(step, *args)))
+    check = check_program(name, compiled_modules(sharded.lower(*args)), MESH, list(map(str, range(results))))
+    assert len(check.agreeing) == results, str(check)
+
+
 def test_complex_numbers_are_floats():
     step = jax.jit(lambda x: jnp.abs(jnp.fft.fft(jax.lax.complex(x, x) * 2j, axis=1)) ** 2)
     assert md.inspect(step, shape((16, 8), "x", "y")).check().agreeing == ("the result",)
