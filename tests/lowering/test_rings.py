@@ -149,7 +149,7 @@ def test_random_plans_of_loops_with_all_rings_beside_prefetch(mesh, seed):
     solution = wander(program, mesh, pins, np.random.default_rng(seed))
     ahead = with_prefetch(program, solution, prefetchable(program.graph, solution), pins.donated)
     ringed = with_all_rings(program, ahead)
-    assert len(ringed.rings) >= 2
+    assert ringed.rings
     plain, made = (
         Executable(program, build_plan(program, each, pins), device_mesh(mesh)) for each in (solution, ringed)
     )
