@@ -162,7 +162,17 @@ def compiled(target: str) -> Iterator[dict[str, Any]]:
 
 def page(models: list[dict[str, Any]], programs: list[dict[str, Any]]) -> str:
     """Returns the text of docs/evidence/remat.md."""
-    header = ("model", "limit", "keep all", "`dots`", "`all`", 'remat="auto"', "computed again", "planning")
+    header = (
+        "model",
+        "without limit",
+        "limit",
+        "keep all",
+        "`dots`",
+        "`all`",
+        'remat="auto"',
+        "computed again",
+        "planning",
+    )
     rows = [_row(model, row) for model in models for row in model["rows"]]
     made = f"`python -m bench.remat` ({versions()}); planning in seconds of one processor."
     sections = [INTRODUCTION, table(header, rows), *([COMPILED, _compiled(programs)] if programs else []), made]
@@ -191,10 +201,10 @@ def _compiled(programs: list[dict[str, Any]]) -> str:
 
 def _row(model: dict[str, Any], row: dict[str, Any]) -> list[str]:
     seconds = [row["policies"][policy] for policy in POLICIES] + [row["auto"]]
-    again = f"{row['values']} values, {seconds_text(row['again'])}" if "values" in row else ""
+    again = f"{row['values']} {'value' if row['values'] == 1 else 'values'}, {seconds_text(row['again'])}"
     limit = f"{percent_text(row['share'])}, {bytes_text(row['share'] * model['memory'])}"
     times = [seconds_text(each) if each else "does not fit" for each in seconds]
-    return [model["model"], limit, *times, again, f"{row['took']:.1f} s"]
+    return [model["model"], seconds_text(model["seconds"]), limit, *times, again, f"{row['took']:.1f} s"]
 
 
 def _short(models: list[dict[str, Any]]) -> list[str]:
@@ -206,18 +216,17 @@ def _short(models: list[dict[str, Any]]) -> list[str]:
     faster = sum(ours < best * (1 - 1e-3) for best, ours in pairs)
     slower = sum(ours > best * (1 + 1e-3) for best, ours in pairs)
     return [
-        f'At {len(pairs)} limits, the plan with `remat="auto"` is faster than the best of the policies in {faster},',
-        f"slower in {slower}, and else equal to it.",
+        f'At {len(pairs)} limits, the plan with `remat="auto"` is predicted to be faster than the best policy in',
+        f"{faster}, slower in {slower}, and else equal to it.",
     ]
 
 
 INTRODUCTION = """# Recomputation, planned
 
-A model at shares of the memory of its fastest plan, on 8 TPU v5e, optimizer state divided (`fsdp`): predicted step
-times of the best plans that keep everything, that follow a policy of `jax.checkpoint` per layer (`dots`: products
-without batch dims are kept; `all`: only the layer's input is), and with `remat="auto"` on the step without
-`jax.checkpoint`."""
-
+A model at shares of the memory of its fastest plan, on 8 TPU v5e as if they had that much, parameters and optimizer
+state divided (`fsdp`): predicted step times of the fastest plan whatever its memory, and within the limit of the best
+plans that keep everything, that follow a policy of `jax.checkpoint` per layer (`dots`: products without batch dims are
+kept; `all`: only the layer's input is), and with `remat="auto"` on the step without `jax.checkpoint`."""
 COMPILED = f"""## Compiled
 
 {LAYERS} layers of two products, {WIDTH} and {2 * WIDTH} wide, {ROWS:,} rows in float32 on 8 devices: memory and FLOPs
