@@ -192,6 +192,7 @@ def _mixed(x: Array) -> Array:
 
 
 _TOLERANCE = 1e-5  # of the largest number of an array: compilers round constants, and sum in other orders
+_SMALL = 1e-7  # of an array whose numbers are smaller, rounding errors of larger ones may be left
 _FUNCTIONS: dict[str, Any] = {
     "exponential": np.exp,
     "exponential-minus-one": np.expm1,
@@ -283,5 +284,5 @@ class Reals:
         finite = np.isfinite(b)
         scale = np.abs(np.where(finite, b, 0.0)).max(initial=0.0)
         with np.errstate(all="ignore"):
-            near = np.abs(a - np.where(finite, b, 0.0)) <= _TOLERANCE * max(scale, 1e-30)
+            near = np.abs(a - np.where(finite, b, 0.0)) <= _TOLERANCE * max(scale, _SMALL)
         return finite & ~near

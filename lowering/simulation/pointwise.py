@@ -112,9 +112,17 @@ def _spread(scalar: Array, like: Array) -> Array:
 
 
 def _compare(devices: Devices, at: Operation, a: Array, b: Array) -> Array:
-    if at.kinds[0] == "float":
+    if at.attributes.get("type") == "TOTALORDER" and isinstance(devices.numbers, Reals):
+        a, b = _total_order(a), _total_order(b)
+    elif at.kinds[0] == "float":
         a, b = devices.numbers.order(a), devices.numbers.order(b)
     return np.asarray(_COMPARED[at.attributes["direction"]](a, b))
+
+
+def _total_order(x: Array) -> Array:
+    """Keys in the order of IEEE 754: below all numbers NaN with a sign, above them NaN without one."""
+    bits = np.ascontiguousarray(x).view(np.int64)
+    return bits ^ (bits >> 63 & np.iinfo(np.int64).max)
 
 
 def _select(devices: Devices, at: Operation, which: Array, a: Array, b: Array) -> Array:

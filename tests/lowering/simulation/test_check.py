@@ -136,6 +136,18 @@ def test_complex_numbers_are_floats():
     assert md.inspect(step, shape((16, 8), "x", "y")).check().agreeing == ("the result",)
 
 
+def test_not_a_number_is_sorted_to_the_end():
+    step = jax.jit(lambda x, i: jnp.argsort(jnp.take_along_axis(x, i, axis=1), axis=0))
+    args = shape((16, 4), "x"), shape((16, 4), dtype=jnp.int32)
+    assert md.inspect(step, *args).check().agreeing == ("the result",)
+
+
+def test_sums_that_cancel():
+    """What is left of them is rounding errors, which differ."""
+    step = jax.jit(lambda x: jnp.einsum("bm,pq->b", x - x.mean(-1, keepdims=True), x - x.mean(-1, keepdims=True)))
+    assert md.inspect(step, shape((16, 12), "x", "y")).check().agreeing == ("the result",)
+
+
 def test_a_field():
     field, rng = PrimeField(), np.random.default_rng(0)
     a, b = field.random(rng, (3, 40, 50)), field.random(rng, (3, 50, 20))
