@@ -112,7 +112,8 @@ def _spread(scalar: Array, like: Array) -> Array:
 
 
 def _compare(devices: Devices, at: Operation, a: Array, b: Array) -> Array:
-    if at.attributes.get("type") == "TOTALORDER" and isinstance(devices.numbers, Reals):
+    is_total = at.attributes.get("type") == "TOTALORDER" or at.attributes.get("order") == "TOTAL"  # by version
+    if is_total and isinstance(devices.numbers, Reals):
         a, b = _total_order(a), _total_order(b)
     elif at.kinds[0] == "float":
         a, b = devices.numbers.order(a), devices.numbers.order(b)
