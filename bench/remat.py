@@ -231,7 +231,8 @@ COMPILED = f"""## Compiled
 
 {LAYERS} layers of two products, {WIDTH} and {2 * WIDTH} wide, {ROWS:,} rows in float32 on 8 devices: memory and FLOPs
 of products per device, of the plan and of the compiled program. If a compiler merged what is computed twice, its FLOPs
-would be fewer. *Computed again* is the share of the step's seconds."""
+would be fewer. *Computed again* is the share of the step's seconds. The memory of unrolled layers on GPUs is predicted
+badly, with recomputation and without; loops over layers are the safer form there."""
 
 if __name__ == "__main__":
     main()
