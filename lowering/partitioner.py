@@ -46,15 +46,21 @@ def compiled_modules(lowered: jax.stages.Lowered) -> CompiledModules:
         }
         with _uncached():
             lowered.compile(compiler_options=options)
-        found = sorted(Path(folder).glob("*.txt"))
-        texts = [
-            [file.read_text(encoding="utf-8") for file in found if file.name.endswith(end) or f".{end}." in file.name]
-            for end in (f"before_{_PASS}", f"after_{_PASS}", "after_optimizations.txt")
-        ]
-    if [len(each) for each in texts] != [1, 1, 1]:
-        written = ", ".join(file.name for file in found) or "nothing"
+        texts = {file.name: file.read_text(encoding="utf-8") for file in sorted(Path(folder).glob("*.txt"))}
+
+    def named(part: str, module: str = "") -> dict[str, str]:
+        return {name: text for name, text in texts.items() if part in name and name.startswith(module)}
+
+    before, start = named(f".before_{_PASS}."), named(".before_optimizations.txt")
+    if not before and len(start) == 1:  # a program of no arguments is not partitioned
+        before = start
+    module = next(iter(before), "").split(".")[0] + "."  # a compiler may write small programs beside it
+    partitioned = named(f".after_{_PASS}.", module) or before
+    optimized = named("after_optimizations.txt", module)
+    if [len(each) for each in (before, partitioned, optimized)] != [1, 1, 1]:
+        written = ", ".join(texts) or "nothing"
         raise DeviceError(f"the compiler does not write its program before and behind the partitioner, but {written}")
-    return CompiledModules(*(text for (text,) in texts))
+    return CompiledModules(*(text for each in (before, partitioned, optimized) for text in each.values()))
 
 
 @contextmanager

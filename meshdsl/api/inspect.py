@@ -218,7 +218,8 @@ class Inspection:
         """Run the partitioned program on simulated devices, and return how every value of the step lies.
 
         ``S(dim)``, ``B`` or ``P`` per mesh axis: split, the same, or a partial sum. They are observed, in exact
-        arithmetic on random arguments, so they hold for what the partitioner made, whatever it was told.
+        arithmetic on random arguments, so they hold for what the partitioner made, whatever it was told. Of a program
+        for absent devices, they are those of the partitioner of the devices at hand.
 
         Args:
           limit: elements that may be computed; 1e9 take about a minute.

@@ -108,6 +108,12 @@ def test_what_cannot_be_followed():
         md.inspect(jax.jit(jnp.tanh), shape((4, 8, 8), "x")).check(limit=100)
 
 
+def test_a_program_that_is_not_partitioned():
+    modules = compiled_modules(jax.jit(lambda x: jnp.zeros(3)).lower(shape((16,), "x")))
+    check = check_program("step", modules, MESH, ["the result"])
+    assert check.agreeing == ("the result",)
+
+
 def test_types_of_values():
     step, args = PROGRAMS["two_matrices"]()
     found = md.inspect(jax.jit(step), *args).types()
