@@ -2,7 +2,7 @@
 
 python -m bench.rings
 
-Training steps are planned and compiled for absent TPUs and GPUs with ``overlap="full"``, with the rings that the
+A training step is planned and compiled for absent TPUs and GPUs with ``overlap="full"``, with the rings that the
 planner chooses and with none. Results are cached in .cache/rings, one file per case.
 """
 
@@ -15,23 +15,15 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from bench.overlap import GPT, SEQUENCES
 from bench.report import summarised, table, versions
 from meshdsl.layouts.topology import topology
 from meshdsl.lowering.aot_targets import parse_target
-from meshdsl.models import gpt
 from meshdsl.util.text import bytes_text, seconds_text
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "evidence" / "rings.md"
 CACHE = ROOT / ".cache" / "rings"
-CASES = (  # step, target, mesh
-    ("block", "tpu-v5e:4x4", "data=4,model=4"),
-    ("block", "tpu-v5e:4x4", "data=1,model=16"),
-    ("block", "dgx-h100:8", "data=2,model=4"),
-    ("GPT", "tpu-v5e:4x4", "data=4,model=4"),
-    ("GPT", "dgx-h100:8", "data=2,model=4"),
-)
+CASES = (("tpu-v5e:4x4", "data=4,model=4"), ("tpu-v5e:4x4", "data=1,model=16"), ("dgx-h100:8", "data=2,model=4"))
 RINGS = {"none": md.Overlap("full", rings=()), "chosen": md.Overlap("full")}
 ROWS, WIDTH, HIDDEN = 2048, 8192, 28672  # of the block; rows per device
 Planned = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -59,21 +51,12 @@ def block(mesh: md.Mesh) -> Planned:
     return step, ((up, down), x), {"layouts": pins, "donate_argnums": 0}
 
 
-def model(mesh: md.Mesh) -> Planned:
-    """Returns a training step of a GPT: step, arguments, options."""
-    program = gpt.program(GPT, gpt.RULES["tensor"], SEQUENCES * mesh.sizes_by_name["data"])
-    return program.step, program.args, {"rules": program.rules, "donate_argnums": (0, 1)}
-
-
-STEPS = {"block": block, "GPT": model}
-
-
-def measured(step: str, target: str, axes: str) -> dict[str, Any]:
-    """Plans and compiles a step with rings and without; returns seconds per step and bytes."""
+def measured(target: str, axes: str) -> dict[str, Any]:
+    """Plans and compiles the block with rings and without; returns seconds per step and bytes."""
     found = parse_target(target)
     mesh = md.Mesh.parse(axes, topology(found.preset))
-    function, args, options = STEPS[step](mesh)
-    facts: dict[str, Any] = {"step": step, "target": target, "mesh": axes, "compiler": found.compiler}
+    function, args, options = block(mesh)
+    facts: dict[str, Any] = {"target": target, "mesh": axes, "compiler": found.compiler}
     for rings, overlap in RINGS.items():
         sharded = md.parallelize(function, mesh, overlap=overlap, **options)
         plan, report = sharded.plan(*args), sharded.verify(*args, target=target, exposed="ignore")
@@ -107,7 +90,7 @@ def main() -> None:
     PAGE.write_text(page())
 
 
-def _file(case: tuple[str, str, str]) -> Path:
+def _file(case: tuple[str, str]) -> Path:
     return CACHE / f"{' '.join(case)}.json"
 
 
@@ -115,7 +98,6 @@ def page() -> str:
     """Returns the text of docs/evidence/rings.md."""
     facts = [json.loads(_file(case).read_text()) for case in CASES]
     header = (
-        "step",
         "target",
         "mesh",
         "rings",
@@ -133,44 +115,39 @@ def page() -> str:
 
 
 def _row(fact: dict[str, Any], rings: str) -> list[str]:
-    one, head = fact[rings], [fact["step"], fact["target"], fact["mesh"]]
+    one, head = fact[rings], [fact["target"], fact["mesh"]]
     kinds = [f"{one['rings'].count(kind)} {kind}" for kind in dict.fromkeys(one["rings"])]
     hops = "{} of {}".format(*one["permutes"]) if one["permutes"][1] else ""
     seconds = (seconds_text(one[name]) for name in ("seconds", "simulated", "sent", "covered"))
     memory = ", ".join(map(bytes_text, one["memory"]))
-    return [*(head if rings == "none" else ["", "", ""]), ", ".join(kinds) or "none", *seconds, hops, memory]
+    return [*(head if rings == "none" else ["", ""]), ", ".join(kinds) or "none", *seconds, hops, memory]
 
 
 def _short(facts: list[dict[str, Any]]) -> Iterator[str]:
     for fact in facts:
-        if fact["step"] == "block":
-            none, chosen = fact["none"], fact["chosen"]
-            times = (seconds_text(x) for x in (none["covered"], none["sent"], chosen["covered"], chosen["sent"]))
-            text = (
-                "On {}, a sequence-parallel block has {} of {} of communication beside products, with rings {} of {}."
-            )
-            yield text.format(f"{fact['target']}, {fact['mesh']}", *times)
+        none, chosen = fact["none"], fact["chosen"]
+        times = (seconds_text(x) for x in (none["covered"], none["sent"], chosen["covered"], chosen["sent"]))
+        text = "On {}, {}, {} of {} of a block's communication is beside products, with rings {} of {}."
+        yield text.format(fact["target"], fact["mesh"], *times)
 
 
 INTRODUCTION = f"""# Rings, compiled
 
-Steps planned with `overlap="full"`, with the [rings](../howto/rings.md) that the planner chooses and with none
-(`md.Overlap("full", rings=())`), compiled for devices that were not there and read by
-`sharded.verify(*args, target=...)`. `plan.seconds` counts everything one after the other; *sent* are the seconds
-per step of the compiled collectives at the plan's prices, *covered* those that the schedule has beside products,
-*hops* the permutes that are asynchronous around a product, of all; memory is planned, compiled. Nothing was timed
-on a device.
+Megatron's feed-forward block with sequence parallelism, planned with `overlap="full"`, with the
+[rings](../howto/rings.md) that the planner chooses and with none (`md.Overlap("full", rings=())`), compiled for
+devices that were not there and read by `sharded.verify(*args, target=...)`. `plan.seconds` counts everything one
+after the other; *sent* are the seconds per step of the compiled collectives at the plan's prices, *covered* those
+that the schedule has beside products, *hops* the permutes that are asynchronous around a product, of all; memory is
+planned, compiled. Nothing was timed on a device.
 
-The block is SGD on Megatron's feed-forward block with sequence parallelism: {WIDTH:,} x {HIDDEN:,} in bfloat16,
-{ROWS:,} rows per device. GPT has {GPT.layers} layers of {GPT.embed:,}, recomputed, {SEQUENCES} sequences
-of 1,024 per device of `data`, in bfloat16, likewise parallel."""
-FINDINGS = """* **TPU v5e.** In the block, the rings are gather and reduce-scatter of the forward pass, those of the
-  backward pass, and the reduce-scatter of a weight's gradient over `data`. A reduce-scatter that stands alone is
-  synchronous; as hops it is not. What is left is an all-reduce over `data`. An axis of 16 is a closed dim of the
-  torus, and blocks go both ways around.
-* **H100.** The reduce-scatter of the block's backward pass is no ring: the all-reduces over `data` run beside its
-  product, in the simulation and in the compiled program. Products of the GPT are too small: a hop takes as long as
-  a part, so no ring makes the step shorter by a thousandth.
+The step is SGD on the block: {WIDTH:,} x {HIDDEN:,} in bfloat16, {ROWS:,} rows per device."""
+FINDINGS = """* Rings are the gather and the reduce-scatter of the forward pass, on TPU v5e also reduce-scatters of the
+  backward pass. The first reader of what the backward pass gathers is the gradient of a weight. There, parts of the
+  whole result would be summed, which costs more than the ring hides, so that gather stays as it is.
+* **TPU v5e.** A reduce-scatter that stands alone is synchronous; as hops it is not. An axis of 16 is a closed dim of
+  the torus, and blocks go both ways around.
+* **H100.** The reduce-scatter of the backward pass is no ring: the all-reduces over `data` run beside its product, in
+  the simulation and in the compiled program.
 * A ring is a loop in the compiled program. With two devices it is a loop of one step, which compilers inline; the
   last part stands behind a barrier, so that XLA does not make one product of both parts, behind the hop."""
 

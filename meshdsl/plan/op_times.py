@@ -68,8 +68,9 @@ class OpTimes:
         self._work: dict[int, OpWork] = {}  # by class, as the next one
         self._whole: dict[int, float] = {}
         for ring in chosen_rings(program.graph, solution):
-            parts = ((each.op.id, self.part_seconds(each, ring.devices)) for each in ring.products)
-            self._by_op.update((op, ring.devices * seconds) for op, seconds in parts)
+            parts = {each.op.id: self.part_seconds(each, ring.devices) for each in ring.products}
+            parts[ring.products[0].op.id] += self._keeping_seconds(ring)
+            self._by_op.update((op, ring.devices * seconds) for op, seconds in parts.items())
 
     def work(self, op: Op) -> OpWork:
         """The work of an operation at global shapes."""
@@ -102,7 +103,12 @@ class OpTimes:
     def ring_part_seconds(self, ring: ProductRing) -> float:
         """Seconds of a part of all products of a ring, and of what stands between them and their reduction."""
         between = sum(map(self.compute_seconds, ring.between)) / ring.devices
-        return between + sum(self.part_seconds(each, ring.devices) for each in ring.products)
+        parts = sum(self.part_seconds(each, ring.devices) for each in ring.products)
+        return between + parts + self._keeping_seconds(ring)
+
+    def _keeping_seconds(self, ring: ProductRing) -> float:
+        """Seconds per block of keeping the gathered copy: it is filled with zeros, and blocks are read and written."""
+        return 3 * ring.bytes / self.solution.mesh.topology.memory_bandwidth if ring.keeps else 0.0
 
     def part_seconds(self, product: ProductParts, devices: int) -> float:
         """Seconds of one of ``devices`` parts of a product on one device, at the rate of the part's sides."""
@@ -119,14 +125,24 @@ class OpTimes:
                 replace(side, length=side.length // devices if product.cut[side.tensor] in side.dims else side.length)
                 for side in whole.sides
             )
-            *read, written = whole.accesses
-            work = replace(
-                whole, flops=whole.flops / devices, sides=sides, accesses=(*read, written * _writes_of_part(product))
-            )
+            work = replace(whole, flops=whole.flops / devices, sides=sides)
             placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
             found = work_seconds(placed, shapes, work, self.solution.mesh)
-            self._by_part[key] = float(found[tuple(range(len(rows)))])
+            traffic = self._traffic_of_part(product, devices) / self.solution.mesh.topology.memory_bandwidth
+            self._by_part[key] = float(found[tuple(range(len(rows)))]) + traffic
         return self._by_part[key]
+
+    def _traffic_of_part(self, product: ProductParts, devices: int) -> float:
+        """Bytes that a device reads and writes because a part is none of a whole product.
+
+        A block of the result is filled with zeros before; one that travels is read, added to, and written; parts of
+        all of the result are read, and their sum is read and written.
+        """
+        (result,), sizes = product.op.outputs, self.solution.mesh.sizes_by_name
+        elements = prod(self.solution.layouts[result.id].local_shape(result.shape, sizes))
+        if product.cut.result is None:
+            return elements * (result.itemsize + 2 * product.dtype.itemsize)
+        return elements / devices * result.itemsize * (3 if product.port is None else 1)
 
     def _with_signatures(self, op: Op, rows: tuple[Signature, ...]) -> float:
         key = (self._classes.number_of(op), *map(object_id, rows))
@@ -136,13 +152,6 @@ class OpTimes:
             found = work_seconds(placed, shapes, self.work(op), self.solution.mesh)
             self._by_signature[key] = float(found[tuple(range(len(rows)))])
         return self._by_signature[key]
-
-
-def _writes_of_part(product: ProductParts) -> int:
-    """How often the result of a part is read or written: as it is, added to a sum, or added to one that travels."""
-    if product.port is None:
-        return 4
-    return 2 if product.cut.result is None else 1
 
 
 def _local_step_seconds(solution: Solution, reasons: Reasons) -> dict[int, float]:

@@ -9,7 +9,8 @@ or, with blocks that go both ways around, about half as many steps of two parts 
 
 This holds if the compiler sends permutes beside products, which the topology knows (``asynchronous``). A part is slower
 than a ``k``-th of the product: it reads the operand that does not travel as often as there are parts, its sides are
-shorter, and it is an operation of its own. So small products lose, and are left as they are.
+shorter, it is an operation of its own, and results that are put together or summed are read and written again. So small
+products lose, and are left as they are.
 """
 
 from collections import defaultdict
