@@ -141,7 +141,7 @@ class OpTimes:
         (result,), sizes = product.op.outputs, self.solution.mesh.sizes_by_name
         elements = prod(self.solution.layouts[result.id].local_shape(result.shape, sizes))
         if product.cut.result is None:
-            return elements * (result.itemsize + 2 * product.dtype.itemsize)
+            return elements * (result.itemsize + 2 * float(product.dtype.itemsize))
         return elements / devices * result.itemsize * (3 if product.port is None else 1)
 
     def _with_signatures(self, op: Op, rows: tuple[Signature, ...]) -> float:
