@@ -295,7 +295,6 @@ EFFORTS = {  # how much planning is worth, by the word that users write
         solve_variant_operations=0,
         worth_gap=3e-2,
         worth_work=30_000_000,
-        buckets_latencies=(0.0, 0.05),
         buckets_postponed=4,
         bounds_message_work_most=600_000_000,
         bounds_closing_work=600_000_000,
