@@ -83,7 +83,7 @@ def main() -> None:
         summary = list(_summary(found))
         made = f"2 x86-64 cores, busy with other programs; {versions()}"
         text = "\n\n".join([INTRODUCTION.rstrip(), _table(found), "\n".join(f"* {line}" for line in summary), made])
-        PAGE.write_text(summarised(text + "\n", *summary[:2]))
+        PAGE.write_text(summarised(text + "\n", *(line for line in summary if "plans within" in line)))
     else:
         print(_table(found), *_summary(found), versions(), sep="\n")
 

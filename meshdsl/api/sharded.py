@@ -319,8 +319,7 @@ class Sharded(Generic[Params, Result]):
           MemoryLimitError: no plan fits the largest of the limits.
 
         Example:
-          >>> print(sharded.frontier(params, batch, points=4).points[-1].limit)
-          inf
+          >>> print(sharded.frontier(params, batch, points=4))
         """
         call = self._flatten(args, kwargs)
         stages = self._stages_of(call)
