@@ -306,8 +306,9 @@ def check_folder(folder: Path, resume: bool, bucket: str = "") -> None:
     if bucket:
         check_backend(bucket)
     check_free(bucket or folder)
-    if not resume:
-        check_new(bucket or folder)
+    for place in (bucket or folder, folder) if is_staged(bucket) else (bucket or folder,):
+        if not resume:
+            check_new(place)
     if bucket:
         Mirror(folder, bucket).fetch()
 
@@ -375,11 +376,12 @@ class Session:
         """
         check_trainable(self.program)
         run = replace(run, steps=run.steps or steps_of(self.program))
+        places = (run.place, run.folder) if is_staged(run.bucket) else (run.place,)
         with ExitStack() as stack:
-            for place in dict.fromkeys((run.place, run.folder if is_staged(run.bucket) else run.place)):
+            for place in places:
                 stack.enter_context(shared_folder(place, self.supervised))
-            if not resume:
-                check_new(run.place)
+            for place in places if not resume else ():
+                check_new(place)
             if run.bucket and self.is_first:
                 run.fetch()
                 what = f"{run.bucket}: what is no checkpoint is written to {run.folder}, and copied with each"

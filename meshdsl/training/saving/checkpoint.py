@@ -51,6 +51,7 @@ Facts = Mapping[str, Any]
 _STATE, _FACTS, _FILE, _SEAL = "state", "facts", "facts.json", "seal"
 FACTS = f"{_FACTS}/{_FILE}"  # the file without which a checkpoint is none
 _LAST = 15.0  # seconds in which processes complete a save when one of them ends with an error: others may have before
+_COPYING = 6 * 3600  # seconds that other processes wait for the one that copies a checkpoint to a bucket
 _UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is being written
 
 
@@ -84,7 +85,7 @@ class Checkpoints:
             max_to_keep=keep,
             keep_period=keep_every,
             cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._copy_written),
+            async_options=ocp.AsyncOptions(timeout_secs=_COPYING, post_finalization_callback=self._copy_written),
         )
         handlers = {_STATE: ocp.StandardCheckpointHandler(), _FACTS: _FactsHandler()}
         with reported(f"{self.folder} cannot hold checkpoints"):

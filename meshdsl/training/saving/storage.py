@@ -9,6 +9,7 @@ to the bucket before a checkpoint is completed, so that no checkpoint has more s
              each to the bucket before it is completed. A run on another machine begins with the newest two of them.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ import fsspec
 import tensorstore as ts
 
 from meshdsl.errors import ArgumentError, CheckpointError, MeshDSLError, first_line
+
+log = logging.getLogger("meshdsl")
 
 LOCK = "run.lock"  # in the folder that all processes of a run share
 DEADLINE = 20.0  # seconds in which storage answers
@@ -165,10 +168,19 @@ class CheckpointCopies:
         self._keep, self._keep_every = keep, keep_every
 
     def add(self, step: int, place: Path) -> None:
-        """Copies the files of the checkpoint after ``step`` steps, and deletes copies that are not to be kept."""
+        """Copies the files of the checkpoint after ``step`` steps, and deletes copies that are not to be kept.
+
+        Later ones are of a run that was given up: of damaged checkpoints, say, which are set aside here. What is left
+        of copies that were not completed is deleted as well.
+        """
         with reported(f"{self._bucket} cannot be written"):
-            store = _open(self._bucket)
-            self._delete(store, [step])  # what an earlier run has left of one
+            store, whole = _open(self._bucket), self._steps()
+            begun = {
+                int(first)
+                for first, _, _ in (name.partition("/") for name in names_in(self._bucket))
+                if first.isdigit()
+            }
+            self._delete(store, sorted(each for each in begun if each >= step or each not in whole))
             names = sorted(names_in(place), key=lambda name: (name == self._last, name))
             for some in (*_batches(names[:-1]), names[-1:]):
                 for written in [store.write(f"{step}/{name}", (place / name).read_bytes()) for name in some]:
@@ -178,10 +190,20 @@ class CheckpointCopies:
             self._delete(store, [each for each in steps[self._keep :] if not every or each % every])
 
     def fetch(self) -> None:
-        """Copies the newest checkpoints here, as far as they are not here."""
+        """Copies the newest checkpoints here, as far as they are not here.
+
+        Those here that the bucket does not have are of another run, or the bucket would have had them first. They are
+        renamed to ``stale-STEP``.
+        """
         with reported(f"{self._bucket} cannot be read"):
-            store, names = _open(self._bucket), names_in(self._bucket)
-            for step in self._steps()[: self.FETCHED]:
+            store, names, steps = _open(self._bucket), names_in(self._bucket), self._steps()
+            for place in list(self._folder.iterdir()) if self._folder.exists() else []:
+                if place.name.isdigit() and not (int(place.name) in steps and self._is_copy(store, place)):
+                    stale = place.with_name(f"stale-{place.name}")
+                    shutil.rmtree(stale, ignore_errors=True)
+                    place.rename(stale)
+                    log.warning("%s is of another run than %s; it is now %s", place, self._bucket, stale.name)
+            for step in steps[: self.FETCHED]:
                 place, temporary = self._folder / str(step), self._folder / f"fetched-{step}"
                 if place.exists():
                     continue
@@ -191,6 +213,11 @@ class CheckpointCopies:
                         (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                         (temporary / name).write_bytes(read.result().value)
                 temporary.rename(place)
+
+    def _is_copy(self, store: ts.KvStore, place: Path) -> bool:
+        """Whether a local checkpoint is the one that the bucket has of its step."""
+        found = store.read(f"{place.name}/{self._last}").result()
+        return (place / self._last).is_file() and found.value == (place / self._last).read_bytes()
 
     def _steps(self) -> list[int]:
         """The steps of the copies that are whole, the newest first."""

@@ -16,7 +16,7 @@ import pytest
 from meshdsl.cli import main
 from meshdsl.errors import ArgumentError, CheckpointError
 from meshdsl.training.loop import Run
-from meshdsl.training.run import check_new
+from meshdsl.training.run import check_folder, check_new
 from meshdsl.training.saving import storage
 from meshdsl.training.saving.checkpoint import FACTS, Checkpoints
 from meshdsl.training.saving.folder import FolderLock, check_free
@@ -121,6 +121,35 @@ def test_copies_of_checkpoints(monkeypatch, tmp_path, caplog):
         with pytest.raises(CheckpointError, match=r"AccessDenied.*aws configure"), there.checkpoints() as checkpoints:
             checkpoints.save(70, STATE)
         assert not (tmp_path / "there/checkpoints/70").exists()
+
+
+def test_copies_and_what_is_here_are_of_one_run(monkeypatch, tmp_path, caplog):
+    with served_s3(monkeypatch) as bucket:
+        run = Run(0, tmp_path / "here", bucket="s3://bucket/runs/a", keep=1)
+
+        def save(run, *steps):
+            with run.checkpoints() as checkpoints:
+                for step in steps:
+                    checkpoints.save(step, STATE)
+
+        def names(folder):
+            return {each.name for each in (folder / "checkpoints").iterdir()}
+
+        save(run, 10, 20)
+        bucket.put("runs/a/checkpoints/17/state/x", b"of a copy that was not completed")
+        there = replace(run, folder=tmp_path / "there")
+        save(there, 5, 15)  # it does not fetch, as another run in the emptied bucket would not
+        copies = {name.split("/")[3] for name in bucket.objects if "/checkpoints/" in name}
+        assert copies == {"15"}  # neither later ones, nor what is left of one
+        with caplog.at_level(logging.WARNING, "meshdsl"):
+            run.fetch()
+        assert names(run.folder) == {"stale-20", "15"} and "is of another run" in caplog.text
+        there.fetch()
+        assert names(there.folder) == {"15"}
+        bucket.objects.clear()
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ArgumentError, match="there holds a run: --resume continues it"):
+            check_folder(there.folder, False, there.bucket)
 
 
 def test_a_bucket_is_held_by_one_run(any_bucket):
