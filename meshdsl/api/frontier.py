@@ -13,12 +13,13 @@ from html import escape
 from math import inf
 from typing import Any
 
-from meshdsl.errors import ArgumentError, MemoryLimitError
+from meshdsl.errors import MemoryLimitError
 from meshdsl.plan.plan import Plan
 from meshdsl.util.html import tables_html
 from meshdsl.util.text import bytes_text, change_text, percent_text, seconds_text, table
 
 _GIB = 2**30
+_LEAST_TRIALS = 3  # plans that look for the least memory
 
 
 @dataclass(frozen=True)
@@ -26,26 +27,25 @@ class FrontierPoint:
     """The best plan found within a memory limit.
 
     Args:
-      limit: bytes per device; infinite for no limit.
+      limit: bytes per device that it takes; infinite for no limit.
       plan: within it.
-      lower_bound: seconds that no plan within the limit is below.
+      seconds: predicted per step; simulated ones where plans are chosen by them (``overlap="full"``).
+      lower_bound: seconds that no plan within the limit is below; 0 of simulated ones, for which there is none.
       price: seconds per step that a GiB more would save, up to the next point; 0 at the last one.
     """
 
     limit: float
     plan: Plan
+    seconds: float
     lower_bound: float
     price: float = 0.0
 
     @property
-    def seconds(self) -> float:
-        """Predicted seconds per step."""
-        return self.plan.seconds
-
-    @property
-    def gap(self) -> float:
-        """How much faster a plan within the limit could be, relative to this one."""
-        return max(0.0, 1 - self.lower_bound / self.seconds) if self.seconds else 0.0
+    def gap(self) -> float | None:
+        """How much faster a plan within the limit could be, relative to this one; None without a bound."""
+        if not self.lower_bound:
+            return None if self.seconds else 0.0
+        return max(0.0, 1 - self.lower_bound / self.seconds)
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,11 @@ class Frontier:
     def _rows(self) -> list[tuple[str, ...]]:
         fastest, rows = self.points[-1].seconds, list[tuple[str, ...]]()
         for each, after in zip(self.points, (*self.points[1:], None), strict=True):
-            more = each.seconds / fastest - 1
+            more = each.seconds / fastest - 1 if fastest else 0.0
             buys = "" if after is None else _bought(each, after)
             limit = "none" if each.limit == inf else bytes_text(each.limit)
-            figures = bytes_text(each.plan.memory), seconds_text(each.seconds), percent_text(each.gap)
+            gap = "" if each.gap is None else percent_text(each.gap)
+            figures = bytes_text(each.plan.memory), seconds_text(each.seconds), gap
             rows.append((limit, *figures, change_text(more) if more > 1e-9 else "", buys))
         return [("limit", "peak", "step", "gap", "against no limit", "more memory buys"), *rows]
 
@@ -118,7 +119,11 @@ def _bought(point: FrontierPoint, after: FrontierPoint) -> str:
 
 
 def frontier(
-    name: str, plan_within: Callable[[float], Plan], points: int = 8, limits: Sequence[float] = ()
+    name: str,
+    plan_within: Callable[[float], Plan],
+    points: int = 8,
+    limits: Sequence[float] = (),
+    simulated: bool = False,
 ) -> Frontier:
     """Return the frontier of a step.
 
@@ -127,48 +132,54 @@ def frontier(
       plan_within: plans it within so many bytes per device.
       points: how many limits, spaced evenly from the least possible to what the fastest plan takes.
       limits: in bytes, in their place.
+      simulated: whether plans are chosen by ``plan.simulated_seconds``.
 
     Raises:
-      ArgumentError: there are fewer than 2 points.
       MemoryLimitError: no plan fits any of the limits.
     """
-    if not limits and points < 2:
-        raise ArgumentError(f"points={points} of a frontier: give 2 or more, the least memory and no limit")
-    plans, least = {inf: plan_within(inf)}, 0
-    if not limits:
-        most = plans[inf].memory
-        least = _least(plan_within, most)
-        limits = [least + (most - least) * i / (points - 1) for i in range(points - 1)] if least < most else []
+    plans, given = {inf: plan_within(inf)}, list(limits)
     refused: MemoryLimitError | None = None
-    for limit in sorted(set(limits)):
+
+    def add(limit: float) -> None:
+        nonlocal refused
         try:
             plans[limit] = plan_within(limit)
         except MemoryLimitError as error:
             refused = error
-    if not least and refused is not None and len(plans) == 1:
+
+    most = plans[inf].memory
+    for _ in range(_LEAST_TRIALS if not given else 0):  # a plan within the least that was found may be smaller
+        smallest = min(plan.memory for plan in plans.values())
+        add(min(smallest, refused.least or smallest) - 1 if refused else 1.0)
+    least = min(min(plan.memory for plan in plans.values()), (refused.least if refused else 0) or most)
+    if not given and least < most:
+        for i in range(points - 1):
+            add(least + (most - least) * i / (points - 1))
+    for limit in sorted(set(given)):
+        add(limit)
+    if given and refused is not None and len(plans) == 1:
         raise refused
-    return Frontier(name, tuple(_points(plans)), least and min(least, *(plan.memory for plan in plans.values())))
+    least = min(plan.memory for plan in plans.values())
+    return Frontier(name, tuple(_points(plans, simulated)), 0 if given else least)
 
 
-def _points(plans: dict[float, Plan]) -> Iterator[FrontierPoint]:
+def _points(plans: dict[float, Plan], simulated: bool) -> Iterator[FrontierPoint]:
     """The fastest of all plans within each limit, which a search within another one may have found; each plan once."""
-    found = list[tuple[float, Plan]]()
+
+    def seconds(plan: Plan) -> float:
+        return plan.simulated_seconds if simulated else plan.seconds
+
+    found = list[tuple[float, Plan, float]]()
     for limit in sorted(plans):
-        best = min((plan for plan in plans.values() if plan.memory <= limit), key=lambda plan: plan.seconds)
-        if not found or best.seconds < found[-1][1].seconds:
-            found.append((limit, best))
-    found[-1] = (inf, found[-1][1])
-    for (limit, plan), after in zip(found, [*found[1:], None], strict=True):
-        price = 0.0 if after is None else (plan.seconds - after[1].seconds) * _GIB / (after[1].memory - limit)
-        yield FrontierPoint(limit, plan, plans[limit].solution.lower_bound, price)
-
-
-def _least(plan_within: Callable[[float], Plan], most: int) -> int:
-    """The peak of the smallest plan that is found."""
-    try:
-        return plan_within(1.0).memory
-    except MemoryLimitError as error:
-        return min(error.least or most, most)
+        best = min((plan for plan in plans.values() if plan.memory <= limit), key=seconds, default=None)
+        if best is not None and (not found or seconds(best) < seconds(found[-1][1])):
+            found.append((min(limit, best.memory), best, plans[limit].solution.lower_bound))
+    found[-1] = (inf, found[-1][1], plans[inf].solution.lower_bound)
+    for (limit, plan, bound), after in zip(found, [*found[1:], None], strict=True):
+        price = 0.0
+        if after is not None:
+            price = (seconds(plan) - seconds(after[1])) * _GIB / (after[1].memory - limit)
+        yield FrontierPoint(limit, plan, seconds(plan), 0.0 if simulated else bound, price)
 
 
 # ---- Picture ---------------------------------------------------------------------------------------------------------
@@ -180,7 +191,7 @@ def _picture(curve: Frontier) -> str:
     first, fastest, slowest = curve.points[0], curve.points[-1], max(each.seconds for each in curve.points)
     right = max(fastest.plan.memory, *(each.limit for each in curve.points if each.limit < inf), 1)
     left = min(first.limit, first.plan.memory, right)
-    low = min(each.lower_bound for each in curve.points)
+    low = min(each.lower_bound or each.seconds for each in curve.points)
     wide, high = (right - left) * 1.05 or 1.0, (slowest - low) * 1.1 or slowest or 1.0
 
     def at(size: float, seconds: float) -> tuple[float, float]:
@@ -194,7 +205,7 @@ def _picture(curve: Frontier) -> str:
         for each, a, b in zip(curve.points, starts, ends, strict=True)
         for point in (at(a, each.seconds), at(b, each.seconds))
     ]
-    bounds = [at(a, each.lower_bound) for each, a in zip(curve.points, starts, strict=True)]
+    bounds = [at(a, each.lower_bound) for each, a in zip(curve.points, starts, strict=True) if each.lower_bound]
     dots = [
         f'<circle cx="{x}" cy="{y}" r="3"><title>{escape(_label(each))}</title></circle>'
         for each, a in zip(curve.points, starts, strict=True)
@@ -215,7 +226,8 @@ def _picture(curve: Frontier) -> str:
 
 
 def _label(point: FrontierPoint) -> str:
-    return f"{bytes_text(point.plan.memory)}: {seconds_text(point.seconds)}, gap {percent_text(point.gap)}"
+    gap = "" if point.gap is None else f", gap {percent_text(point.gap)}"
+    return f"{bytes_text(point.plan.memory)}: {seconds_text(point.seconds)}{gap}"
 
 
 def _joined(points: Sequence[tuple[float, float]]) -> str:

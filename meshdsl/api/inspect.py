@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import groupby
 from linecache import getline
 from math import prod
+from numbers import Real
 from typing import Any
 
 import jax
@@ -195,7 +196,7 @@ class Inspection:
 
         Raises:
           CheckError: a result is wrong; the message names the operation, its mesh axes, its line, and what it should
-            read. Or the program is too large.
+            read. Or no result could be followed, or the program is too large.
           DeviceError: the compiler does not write its program before and behind the partitioner.
 
         Example:
@@ -204,13 +205,15 @@ class Inspection:
           >>> md.inspect(jax.jit(lambda x: x.sum(0)), rows).check().agreeing
           ('the result',)
         """
+        _check_positive("inputs", inputs, int)
+        _check_positive("limit", limit, Real)
         leaves = tree_leaves_with_path(self._step.traced.out_info)
         paths = [keystr(path, simple=True, separator="/") or "the result" for path, _ in leaves]
         modules = compiled_modules(self._step.lowered)
         if self.target:  # whose compiler shows what runs, but not what its partitioner makes
             modules = replace(modules, partitioned="", optimized=self._step.compiled.as_text() or "")
         check = check_program(self.name, modules, self.mesh, paths, inputs, limit)
-        if raises and not check.equal:
+        if raises and not (check.equal and check.agreeing):
             raise CheckError(str(check))
         return check
 
@@ -235,6 +238,7 @@ class Inspection:
           >>> [(x.operation, str(x.layout)) for x in found.values]
           [('tanh', 'data=S(0)'), ('reduce', 'data=P'), ('all-reduce', 'data=B')]
         """
+        _check_positive("limit", limit, Real)
         values = typed_values(self.name, compiled_modules(self._step.lowered), self.mesh, limit)
         return ValueTypes(self.name, self.mesh, tuple(values))
 
@@ -749,3 +753,9 @@ class _ConstrainedTarget(WholeTarget):
         """Stores the array, constrained."""
         at = self._places.get(value.id)
         super().define(value, array if at is None else jax.lax.with_sharding_constraint(array, at))
+
+
+def _check_positive(name: str, given: object, kind: type) -> None:
+    """Raises ArgumentError unless an argument is a number of a kind above 0."""
+    if isinstance(given, bool) or not isinstance(given, kind) or not given > 0:  # type: ignore[operator]
+        raise ArgumentError(f"{name}={given!r} is no {'whole number' if kind is int else 'number'} above 0")

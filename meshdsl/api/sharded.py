@@ -23,11 +23,11 @@ from meshdsl.api.check import check_step
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
 from meshdsl.api.frontier import Frontier, frontier
-from meshdsl.api.options import Options, memory_bytes, parse_options, parse_pin_changes
+from meshdsl.api.options import Options, parse_memory, parse_options, parse_pin_changes
 from meshdsl.api.overlap_option import Overlap
 from meshdsl.api.plan_variants import PlannedProgram
 from meshdsl.api.stages import CallStages, check_inferred_specs, trace_for
-from meshdsl.errors import shortened
+from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.lowering.aot_targets import parse_target
@@ -306,7 +306,9 @@ class Sharded(Generic[Params, Result]):
         stages = self._stages_of(self._flatten(args, kwargs))
         return explain(stages.planned.plan, path, stages)
 
-    def frontier(self, *args: Any, points: int = 8, limits: Sequence[str | float] = (), **kwargs: Any) -> Frontier:
+    def frontier(
+        self, *args: Any, points: int = 8, limits: str | float | Sequence[str | float] = (), **kwargs: Any
+    ) -> Frontier:
         """Return step time against memory limit, from the least possible to no limit; each point is planned in full.
 
         Args:
@@ -321,9 +323,17 @@ class Sharded(Generic[Params, Result]):
         Example:
           >>> print(sharded.frontier(params, batch, points=4))
         """
+        if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+            raise ArgumentError(f"points={points!r} of a frontier: give 2 or more, the least memory and no limit")
+        given = [limits] if isinstance(limits, str | int | float) else list(limits)
+        rows: list[str] = []
+        sizes = [parse_memory("none" if limit is None else limit, rows) for limit in given]
+        if rows:
+            raise ArgumentError(faults("limits of a frontier:", rows, "write bytes, or text like '60GiB'"))
         call = self._flatten(args, kwargs)
-        stages = self._stages_of(call)
-        return frontier(call.name, stages.plan_within, points, [memory_bytes(limit) or 0.0 for limit in limits])
+        within = self._stages_of(call).plan_within
+        simulated = self.options.overlap.simulates
+        return frontier(call.name, within, points, [size for size in sizes if size is not None], simulated)
 
     # ---- Run
 

@@ -7,8 +7,8 @@ import typer
 from meshdsl.cli.options import AsJSON, TopologyName
 from meshdsl.cli.output import show, working
 from meshdsl.cli.programs import load_topology_named, python_file
-from meshdsl.errors import ArgumentError
-from meshdsl.util.exit_status import CHANGED
+from meshdsl.errors import ArgumentError, CheckError
+from meshdsl.util.exit_status import BAD_INPUT, CHANGED
 
 
 def inspect(
@@ -56,21 +56,26 @@ def inspect(
         found = inspect_script(file, arguments or (), step, costs, target)
     texts: list[str] = []
     facts: list[dict[str, Any]] = []
-    wrong = False
+    wrong = unknown = False
     for each in found:
         texts.append(str(each))
         facts.append(each.facts)
-        if types:
-            with working(f"running {each.name} on simulated devices"):
-                found_types = each.types()
-            texts.append(str(found_types))
-            facts[-1]["types"] = found_types.facts
-        if check:
-            with working(f"checking {each.name}"):
-                judged = each.check(raises=False)
-            texts.append(str(judged))
-            facts[-1]["checked"] = judged.facts
-            wrong |= not judged.equal
+        try:
+            if types:
+                with working(f"running {each.name} on simulated devices"):
+                    found_types = each.types()
+                texts.append(str(found_types))
+                facts[-1]["types"] = found_types.facts
+            if check:
+                with working(f"checking {each.name}"):
+                    judged = each.check(raises=False)
+                texts.append(str(judged))
+                facts[-1]["checked"] = judged.facts
+                wrong, unknown = wrong or not judged.equal, unknown or not judged.agreeing
+        except CheckError as error:  # the program is too large
+            texts.append(str(error))
+            facts[-1]["not_checked"] = str(error)
+            unknown = True
         if compare:
             with working(f"planning {each.name}"):
                 try:
@@ -81,5 +86,5 @@ def inspect(
                     texts.append(str(error))
                     facts[-1]["not_compared"] = str(error)
     show("inspect", "\n\n".join(texts), {"steps": facts}, as_json)
-    if wrong:
-        raise typer.Exit(CHANGED)
+    if wrong or unknown:
+        raise typer.Exit(CHANGED if wrong else BAD_INPUT)
