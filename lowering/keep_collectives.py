@@ -39,7 +39,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, S
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.trace.passes.cse import expression
-from meshdsl.trace.read_jaxpr import RECOMPUTED, Frame, read_graph
+from meshdsl.trace.read_jaxpr import Frame, read_graph
 from meshdsl.trace.source import SourceContext
 
 # ---- Repeated collectives --------------------------------------------------------------------------------------------
@@ -173,19 +173,16 @@ def _first_inside(op: Op, seen: dict[object, Sequence[Value]], ids: Iterator[int
     return tuple(x if isinstance(x, Value) else v for v, x in found)
 
 
-def starts_recomputation(op: Op) -> bool:
-    """Returns whether an operation is the barrier in front of what the planner has computed again."""
-    return op.name == "optimization_barrier" and op.scope.endswith(f"/{RECOMPUTED}")
-
-
 def opaque_copy(x: jax.Array, count: int, axis: str, size: int, after: jax.Array | None = None) -> jax.Array:
     """Returns a copy that the compiler cannot identify with ``x`` or with copies of another ``count``.
 
     Args:
       after: an array that the compiler cannot make the copy without.
     """
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        return x
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = opaque_copy(jax.random.key_data(x), count, axis, size, after)
+        copy: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        return copy
     never = lax.axis_index(axis) == size + count
     if after is not None:
         never &= after.ravel()[0] > 0

@@ -30,7 +30,6 @@ from meshdsl.lowering.keep_collectives import (
     opaque_copy,
     read_by,
     repeated_collectives,
-    starts_recomputation,
     tie_to_iteration,
     varying,
 )
@@ -40,7 +39,7 @@ from meshdsl.lowering.pipelined_scan import BlockTarget, pipelined_scan
 from meshdsl.lowering.rings import gather_ring, scatter_ring
 from meshdsl.lowering.shardings import input_layouts, output_layouts, partition_spec
 from meshdsl.trace.annotate import BACKWARD
-from meshdsl.trace.read_jaxpr import REMATTED
+from meshdsl.trace.read_jaxpr import REMATTED, starts_recomputation
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
@@ -105,15 +104,12 @@ class LocalTarget(BlockTarget):
         return tuple(opaque_copy(x, number, axis, size) for x in self.fixed(arrays))
 
     def fixed(self, arrays: Arrays) -> Arrays:
-        """The arrays behind barriers, keys apart."""
-        plain = (not jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in arrays)
-        return tuple(lax.optimization_barrier(x) if is_plain else x for x, is_plain in zip(arrays, plain, strict=True))
+        """The arrays, each behind a barrier of its own."""
+        return tuple(lax.optimization_barrier(x) for x in arrays)
 
     def fixed_together(self, arrays: Arrays) -> Arrays:
-        """The arrays behind one barrier, keys apart."""
-        plain = [i for i, x in enumerate(arrays) if not jnp.issubdtype(x.dtype, jax.dtypes.extended)]
-        behind = dict(zip(plain, lax.optimization_barrier([arrays[i] for i in plain]), strict=True))
-        return tuple(behind.get(i, x) for i, x in enumerate(arrays))
+        """The arrays behind one barrier."""
+        return tuple(lax.optimization_barrier(tuple(arrays)))
 
     def read(self, op: Op, index: int, value: Value) -> jax.Array:
         """Returns the block in the layout that ``op`` uses."""
@@ -131,8 +127,10 @@ class LocalTarget(BlockTarget):
         """Runs the products of a ring, and stores their results, or the block that their reduction leaves."""
         value, layout, ops = ring.value, ring.step.after, [each.op for each in ring.products]
         if not ring.gathers:
-            read = tuple(operand(self, ops[0], i) for i in range(len(ops[0].inputs)))
-            self.store(value, layout, scatter_ring(ring, read, layout.local_shape(value.shape, self.sizes)))
+            left, right = (operand(self, ops[0], i) for i in range(2))
+            if again := self.repeats.moves.get((value.id, layout)):
+                left = opaque_copy(left, again, ring.axis, ring.devices)
+            self.store(value, layout, scatter_ring(ring, (left, right), layout.local_shape(value.shape, self.sizes)))
             return
         source = self._source(value, ring.step)
         operands = [

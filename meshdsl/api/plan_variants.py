@@ -161,7 +161,7 @@ def plan_best_variant(
         if remat:
             limit = mesh.topology.memory if memory is None else memory
             again = _recomputing(best, mesh, user_pins, limit, clock, limits)
-            best, remarks = _with_or_without(best, again and again.polished(start))
+            best, remarks = _with_or_without(best, again and again.polished(start), clock)
             notes += remarks
         planned = _finish(best, [*program.notes, *notes], overlap, start)
     if not clock.has_stopped:
@@ -181,10 +181,11 @@ def _recomputing(
 ) -> "Variant | None":
     """Return the fastest variant found that computes residuals again; None if that cannot be of use.
 
-    The plan that keeps everything is the fastest if it does not feel the memory limit.
+    The plan that keeps everything is the fastest if it does not feel the memory limit. If none fits, something is tried
+    whatever the clock says.
     """
     found, program = best.outcome, best.program
-    if _is_staged(program) or clock.expired() or (isinstance(found, SearchResult) and not found.fit.is_constrained):
+    if _is_staged(program) or (isinstance(found, SearchResult) and (not found.fit.is_constrained or clock.expired())):
         return None
     if isinstance(found, SearchResult):
         free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
@@ -205,10 +206,12 @@ def _recomputing(
     found_best: Variant | None = None
     for short in (limit, *(part * limit for part in _SHORT)):
         costs = ResidualCosts.of(free, short)
-        again = plan_recomputing(costs, free.peak.bytes - limit, partial(attempt, costs))
+        again = plan_recomputing(costs, free.peak.bytes - limit, partial(attempt, costs), clock)
         if again is not None and again.seconds < best.seconds:
             return again
         found_best = again or found_best
+        if best.seconds < inf and clock.expired():
+            break
     if found_best and found_best.remat and best.seconds == inf:  # how much it would take
         return attempt(found_best.remat.costs, found_best.remat.choice, limits)
     return found_best
@@ -223,14 +226,16 @@ def _is_staged(program: TracedProgram) -> bool:
     return program.pipeline is not None and bool(program.pipeline.axis)
 
 
-def _with_or_without(best: "Variant", again: "Variant | None") -> "tuple[Variant, list[str]]":
+def _with_or_without(best: "Variant", again: "Variant | None", clock: Deadline) -> "tuple[Variant, list[str]]":
     """Return the faster of the plan that keeps everything and the one that does not, with notes on the choice."""
     if again is None:
-        why = "the fastest plan that keeps everything fits the memory"
+        why = "there is nothing that can be"
         if _is_staged(best.program):
             why = "recompute= of the pipeline says what its stages compute again"
-        elif isinstance(best.outcome, MemoryLimitError):
-            why = "there is nothing that can be"
+        elif isinstance(best.outcome, SearchResult) and not best.outcome.fit.is_constrained:
+            why = "the fastest plan that keeps everything fits the memory"
+        elif isinstance(best.outcome, SearchResult) and clock.has_stopped:
+            why = "the time limit was up before recomputation was tried"
         return best, [f"nothing is computed again: {why} (remat='auto')"]
     why = "has effects and runs once: its results are kept"
     once = [f"{op.name} at {op.source} {why}" for op in kept_effects(best.program)]

@@ -41,6 +41,7 @@ from meshdsl.recomputation.min_cut import RematChoice, RematPrices, cheapest_rec
 from meshdsl.recomputation.rewrite import Recomputing
 from meshdsl.recomputation.segments import boundary_ops
 from meshdsl.trace.annotate import FORWARD
+from meshdsl.util.runtime import Deadline
 
 PRICES = 24  # of memory, from one at which nothing is computed again to one at which everything is
 STEP = 1.8  # ratio of two prices
@@ -233,7 +234,9 @@ class Planned(Protocol):
 P = TypeVar("P", bound=Planned)
 
 
-def plan_recomputing(costs: ResidualCosts, excess: float, attempt: Callable[[RematChoice], P]) -> P | None:
+def plan_recomputing(
+    costs: ResidualCosts, excess: float, attempt: Callable[[RematChoice], P], clock: Deadline
+) -> P | None:
     """Returns the fastest plan found that computes something again; None if there is nothing to compute again.
 
     If none fits, the one that computes most again is returned.
@@ -242,6 +245,7 @@ def plan_recomputing(costs: ResidualCosts, excess: float, attempt: Callable[[Rem
       costs: of residuals.
       excess: bytes by which the plan that keeps everything exceeds the limit.
       attempt: plans the program under a choice, within the limit.
+      clock: after which only the last rung is planned, unless one fits.
     """
     ladder, tried = costs.ladder(), dict[int, P]()
     if not ladder:
@@ -253,21 +257,21 @@ def plan_recomputing(costs: ResidualCosts, excess: float, attempt: Callable[[Rem
         return tried[i]
 
     saved, last = [costs.saved(rung.choice) for rung in ladder], len(ladder) - 1
-    best = min(bisect_left(saved, excess), last)
+    best = last if clock.expired() else min(bisect_left(saved, excess), last)
     while at(best).seconds == inf and best < last:  # up to the first that fits
-        best = last if len(tried) >= PLANS // 2 else (best + last + 1) // 2
+        best = last if len(tried) >= PLANS // 2 or clock.expired() else (best + last + 1) // 2
     if tried[best].seconds == inf:
         return tried[best]
-    while len(tried) < PLANS:
+    while len(tried) < PLANS and not clock.expired():
         around = [best + k for k in AROUND if 0 <= best + k <= last and best + k not in tried]
         if not around:
             break
         if at(around[0]).seconds < tried[best].seconds:
             best = around[0]
-    return _filled(costs, ladder[best], tried[best], attempt)
+    return _filled(costs, ladder[best], tried[best], attempt, clock)
 
 
-def _filled(costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematChoice], P]) -> P:
+def _filled(costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematChoice], P], clock: Deadline) -> P:
     """Returns the plan with residuals kept in the memory that it leaves, as far as that is faster."""
     kept, choice, refused = frozenset[int](), rung.choice, set[int]()
     for _ in range(FILLED):
@@ -276,7 +280,7 @@ def _filled(costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematC
             if size <= spare:
                 more.append(value)
                 spare -= size
-        if not more:
+        if not more or clock.expired():
             break
         trial_choice = costs.choice(rung.price, kept.union(more))
         trial = attempt(trial_choice)

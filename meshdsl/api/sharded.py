@@ -270,7 +270,7 @@ class Sharded(Generic[Params, Result]):
         """Return the same step under other pins, planned in a fraction of the time from where this plan was found.
 
         The step is not traced again, and cost tables are shared. The plan is not improved in rounds, so ``plan.gap``
-        may be larger than that of a step that is parallelized anew.
+        may be larger than that of a step that is parallelized anew. With ``remat="auto"`` it is planned anew.
 
         Args:
           layouts: pins by globs, as ``parallelize`` takes them; one of the same glob is replaced, None removes it.

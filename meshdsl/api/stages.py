@@ -212,7 +212,7 @@ class CallStages:
         o = self.options
         if o.plan is not None:
             return self._check_given_plan(o.plan)
-        start = None if o.pipeline or self.uneven else self.start
+        start = None if o.pipeline or self.uneven or o.remat == "auto" else self.start
         if start is not None and (found := start.replan(self.user_pins)):
             return found
         if self.former is not None:

@@ -290,6 +290,8 @@ class _GraphRings:
         while readers:
             at, port, is_whole = readers.pop(0)
             op = self.graph.ops[at]
+            if any(other == at for other, *_ in readers):  # it reads the copy through a constraint as well
+                readers, is_whole = [(i, operand, whole or i == at) for i, operand, whole in readers], True
             if not is_whole and op.name == "constrain" and self.solution.layouts[op.outputs[0].id] == step.after:
                 constraints.append(op)
                 readers = sorted([*readers, *self._readers(op.outputs[0], step.after)])

@@ -421,6 +421,12 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 REMATTED = "rematted_computation"  # in the name stack of what ``jax.checkpoint`` computes again
 RECOMPUTED = "recomputed"  # last part of the name stack of barriers in front of what the planner has computed again
 
+
+def starts_recomputation(op: Op) -> bool:
+    """Return whether an operation is the barrier in front of what the planner has computed again."""
+    return op.name == "optimization_barrier" and op.scope.endswith(f"/{RECOMPUTED}")
+
+
 # ---- Shardings -------------------------------------------------------------------------------------------------------
 # A sharding that one of jax's own functions states is a constraint, as one by ``md.constrain`` is; so is one that an
 # operation states for its result (``out_sharding=`` of ``jnp.einsum``, ``jnp.zeros``, ``reshape``). Autodiff states it

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering import program
 
 MESH = md.Mesh(data=4, model=2)
 LAYERS, WIDTH = 5, 64
@@ -89,6 +90,7 @@ def test_where_nothing_fits_the_error_says_the_least_with_recomputation():
     first, *_, but_one, last = str(caught.value).splitlines()
     assert first.startswith("no plan fits memory=2 kB per device; the least ")
     assert but_one == "that is with activations computed again (remat='auto'); a plan that keeps them all needs more"
+    assert "jax.checkpoint" not in str(caught.value)
     assert re.fullmatch(r"io_callback at test_remat.py:\d+ has effects and runs once: its results are kept", last)
 
 
@@ -117,3 +119,67 @@ def test_a_limit_at_which_only_other_values_live_finds_a_plan(part):
     limit = part * free.memory
     plan = md.parallelize(step, "data=4", md.data_parallel(), memory=limit, remat="auto").plan(*args)
     assert plan.memory <= limit and plan.recomputation.values
+
+
+def chain(params, x):
+    def loss(params):
+        y = x
+        for w in params:
+            y = jnp.sin(jnp.tanh(jnp.cos(y @ w) @ w))
+        return jnp.mean(y**2)
+
+    return updated(loss, params)
+
+
+def chain_shapes(rows, width):
+    return [jax.ShapeDtypeStruct((width, width), jnp.float32)] * 3, jax.ShapeDtypeStruct((rows, width), jnp.float32)
+
+
+def test_other_pins_are_planned_with_recomputation_too():
+    args = chain_shapes(1024, 256)
+    limit = md.parallelize(chain, "data=4").plan(*args).memory
+    free = md.parallelize(chain, "data=4", memory=limit, remat="auto")
+    assert not free.plan(*args).recomputation
+    whole = free.with_pins({"x": "data=B"}).plan(*args)
+    assert whole.recomputation and whole.memory <= limit
+
+
+def test_a_time_limit_leaves_recomputation_where_nothing_else_fits():
+    args = chain_shapes(2048, 64)
+    limit = 0.75 * md.parallelize(chain, "data=4").plan(*args).memory
+    plan = md.parallelize(chain, "data=4", memory=limit, remat="auto", time_limit=1e-6).plan(*args)
+    assert plan.recomputation and plan.memory <= limit
+
+
+def test_a_note_says_that_the_time_limit_was_up_before_recomputation_was_tried():
+    args = chain_shapes(256, 256)
+    limit = 0.9 * sharded(chain).plan(*args).memory
+    plan = sharded(chain, memory=limit, remat="auto", time_limit=1e-6).plan(*args)
+    why = "the time limit was up before recomputation was tried"
+    assert f"nothing is computed again: {why} (remat='auto')" in plan.notes
+
+
+def test_random_numbers_are_computed_again_where_their_key_is_kept(monkeypatch):
+    def step(params, x, keys, raw):
+        def loss(params):
+            y = x
+            for w, key in zip(params, (keys[0], jax.random.wrap_key_data(raw), keys[1]), strict=True):
+                y = jnp.tanh(y @ w) * jax.random.uniform(key, x.shape)
+            return jnp.mean(y**2)
+
+        return updated(loss, params)
+
+    keys = jax.random.split(jax.random.key(0))
+    args = [0.1 * jnp.ones((64, 64))] * 3, jnp.ones((2048, 64)), keys, jax.random.key_data(jax.random.key(1))
+    free = md.parallelize(step, "data=4", md.data_parallel())
+    limit = 0.7 * free.plan(*args).memory
+    again = md.parallelize(step, "data=4", md.data_parallel(), memory=limit, remat="auto")
+    plan = again.plan(*args)
+    assert plan.recomputation
+    once, twice = (each.lower(*args).compile().as_text().count(" xor(") for each in (free, again))
+    assert twice > 1.5 * once
+    again.check(*args)
+
+    monkeypatch.setattr(program, "_DROP_BARRIERS", ())
+    held = md.parallelize(step, "data=4", md.data_parallel(), plan=plan)
+    assert re.search(r"optimization_barrier.*ui32", held.lower(*args).as_text())

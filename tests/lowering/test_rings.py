@@ -122,6 +122,28 @@ def test_rings_both_ways_around_a_torus(devices):
     assert sharded.verify(*args).equal and sharded.check(*args)
 
 
+def test_a_product_that_reads_a_gathered_copy_twice_reads_it_whole():
+    def step(x):
+        rows = at(x, "model=S(0)")
+        return at(jnp.einsum("mk,nk->mn", at(rows, "model=B"), rows), "model=B")
+
+    rings, _ = run(step, arrays((512, 8)), "model=4", {})
+    assert not rings
+
+
+def test_rings_of_a_product_that_is_computed_again_run_again():
+    def step(v, h, u):
+        @jax.checkpoint
+        def scattered(h, v):
+            return jnp.tanh(at(at(h @ v, "model=P"), "model=S(0)"))
+
+        return jax.value_and_grad(lambda v: jnp.sum(scattered(h, v) * u))(v)
+
+    pins = {"v": "model=S(0)", "h": "model=S(1)", "u": "model=S(0)"}
+    _, kinds = run(step, arrays((16, 16), (32, 16), (32, 16)), "model=4", pins)
+    assert kinds["reduce-scatter", "forward"] == 1 < sum(kinds.values())
+
+
 def layers(p, x):
     """Loops over recomputed layers, whose parameters are gathered over one axis and whose rows over the other."""
 

@@ -10,10 +10,12 @@ from meshdsl.planner.bounds.trivial import least_memory
 from meshdsl.planner.liveness.peak import Peak
 from meshdsl.planner.problem.build import Problem
 from meshdsl.trace.annotate import BACKWARD, FORWARD
+from meshdsl.trace.read_jaxpr import starts_recomputation
 from meshdsl.util.text import bytes_text
 
 _SHOWN = 8  # lines of values
 _REMEDY = "use more devices, a smaller batch, jax.checkpoint, or raise memory="
+_REMEDY_RECOMPUTED = "use more devices, a smaller batch, or raise memory="
 
 
 def larger_meshes(mesh: Mesh, doublings: int) -> Iterator[Mesh]:
@@ -52,11 +54,12 @@ def infeasible_error(
     residuals = forward & {x.id for x in operands if isinstance(x, Value)}
     saved = sum(size for v, size in smallest.bytes_by_value() if v in residuals)
 
+    is_recomputed = any(starts_recomputation(op) for _, op in walk(program.graph))  # jax.checkpoint adds nothing
     advice = [
         f"{'infeasible: ' if alone > limit else ''}the arguments alone need {bytes_text(alone)} per device, even fully "
         "sharded under their pins"
     ]
-    if saved:
+    if saved and not is_recomputed:
         advice.append(
             f"{bytes_text(saved)} are residuals for the backward pass: jax.checkpoint recomputes them instead"
         )
@@ -67,6 +70,7 @@ def infeasible_error(
     at = f" at {smallest.op.name} ({smallest.op.source})" if smallest.op else ""
     needed = f"the least {'possible' if is_least else 'found'} is {bytes_text(smallest.bytes)}{at}"
     title = f"no plan fits memory={bytes_text(limit)} per device; {needed}, held by:"
-    error = MemoryLimitError(faults(title, shortened(rows, _SHOWN), "\n".join([*advice, _REMEDY])))
+    advice.append(_REMEDY_RECOMPUTED if is_recomputed else _REMEDY)
+    error = MemoryLimitError(faults(title, shortened(rows, _SHOWN), "\n".join(advice)))
     error.least = smallest.bytes
     return error
