@@ -40,7 +40,7 @@ from meshdsl.lowering.hlo.parse import parse_module
 from meshdsl.lowering.hlo.schedule import ScheduledCollective, scheduled_collectives
 from meshdsl.lowering.hlo.source import InstructionSources
 from meshdsl.lowering.interpreter import run_graph
-from meshdsl.lowering.partitioner import compiled_modules
+from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
 from meshdsl.lowering.reference import WholeTarget, is_divided
 from meshdsl.lowering.simulation.check import LIMIT, ProgramCheck, TypedValue, check_program, typed_values
 from meshdsl.lowering.verify import compiled_bytes
@@ -209,7 +209,7 @@ class Inspection:
         _check_positive("limit", limit, Real)
         leaves = tree_leaves_with_path(self._step.traced.out_info)
         paths = [keystr(path, simple=True, separator="/") or "the result" for path, _ in leaves]
-        modules = compiled_modules(self._step.lowered)
+        modules = self._step.modules
         if self.target:  # whose compiler shows what runs, but not what its partitioner makes
             modules = replace(modules, partitioned="", optimized=self._step.compiled.as_text() or "")
         check = check_program(self.name, modules, self.mesh, paths, inputs, limit)
@@ -239,7 +239,7 @@ class Inspection:
           [('tanh', 'data=S(0)'), ('reduce', 'data=P'), ('all-reduce', 'data=B')]
         """
         _check_positive("limit", limit, Real)
-        values = typed_values(self.name, compiled_modules(self._step.lowered), self.mesh, limit)
+        values = typed_values(self.name, self._step.modules, self.mesh, limit)
         return ValueTypes(self.name, self.mesh, tuple(values))
 
     @property
@@ -483,6 +483,11 @@ class _TracedStep:
             names = ()
         lowered = traced.lower()
         return cls(traced.fun_name, traced, lowered, lowered.compile(), names)
+
+    @cached_property
+    def modules(self) -> CompiledModules:
+        """The program before and after partitioning, and as it runs; it is compiled once more for them."""
+        return compiled_modules(self.lowered)
 
     @cached_property
     def shapes(self) -> list[Any]:

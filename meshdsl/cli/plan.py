@@ -1,4 +1,6 @@
-"""``meshdsl plan``, ``frontier``, ``diff``, ``check``, ``explain``, ``verify``: what a program communicates, unrun."""
+"""What a program communicates, before it runs: ``meshdsl plan``, ``frontier``, ``diff``, ``check``, ``explain`` and
+``verify``.
+"""
 
 import json
 from dataclasses import asdict, replace

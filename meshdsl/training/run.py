@@ -317,8 +317,7 @@ def check_new(folder: Path | str) -> None:
     """Raises ArgumentError if the folder holds a run."""
     with reported(f"{folder} cannot be the folder of a run", ArgumentError):
         place = f"{folder}/{CHECKPOINTS}"
-        local = os.listdir(place) if os.path.isdir(place) else []
-        names = names_in(place) if is_remote(folder) else local
+        names = names_in(place) if is_remote(folder) else os.listdir(place) if os.path.isdir(place) else []
         held = any(name[0].isdigit() for name in names)
     if held:
         raise ArgumentError(f"{folder} holds a run: --resume continues it, --folder names another place")

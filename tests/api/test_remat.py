@@ -6,6 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering import program
+from tests.recomputation.steps import SINES, sines
 
 MESH = md.Mesh(data=4, model=2)
 LAYERS, WIDTH = 5, 64
@@ -104,20 +105,9 @@ def test_remat_is_off_or_auto():
 @pytest.mark.parametrize("part", [0.98, 0.9])
 def test_a_limit_at_which_only_other_values_live_finds_a_plan(part):
     """The residuals do not live where the plan that keeps everything exceeds the limit."""
-
-    def step(params, x):
-        def loss(params):
-            y = x
-            for w in params:
-                y = jnp.tanh(jnp.sin(y @ w))
-            return jnp.mean(y**2)
-
-        return updated(loss, params)
-
-    args = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3, jax.ShapeDtypeStruct((2048, 64), jnp.float32)
-    free = md.parallelize(step, "data=4", md.data_parallel()).plan(*args)
+    free = md.parallelize(sines, "data=4", md.data_parallel()).plan(*SINES)
     limit = part * free.memory
-    plan = md.parallelize(step, "data=4", md.data_parallel(), memory=limit, remat="auto").plan(*args)
+    plan = md.parallelize(sines, "data=4", md.data_parallel(), memory=limit, remat="auto").plan(*SINES)
     assert plan.memory <= limit and plan.recomputation.values
 
 

@@ -49,6 +49,21 @@ def microbatched(weights, x, key):
     return values.sum(), jax.tree.map(jnp.add, weights, total)
 
 
+def sines(weights, x):
+    """A chain whose residuals take most of the memory."""
+
+    def loss(weights):
+        y = x
+        for w in weights:
+            y = jnp.tanh(jnp.sin(y @ w))
+        return jnp.mean(y**2)
+
+    return updated(loss, weights)
+
+
+SINES = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3, jax.ShapeDtypeStruct((2048, 64), jnp.float32)
+
+
 def arguments():
     keys = jax.random.split(jax.random.key(0), 3)
     weights = [0.3 * jax.random.normal(key, (LAYERS, WIDTH, WIDTH)) for key in keys[:2]]

@@ -81,11 +81,14 @@ class Checkpoints:
         self.folder = epath.Path(folder) if is_remote(folder) else epath.Path(folder).resolve()
         self._facts, self._only_finite, self._publish = dict(facts or {}), only_finite, publish
         self._copy, self._saved = copy, 0
+        waits = ocp.AsyncOptions()
+        if copy is not None:
+            waits = ocp.AsyncOptions(timeout_secs=_COPYING, post_finalization_callback=self._copy_written)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             keep_period=keep_every,
             cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(timeout_secs=_COPYING, post_finalization_callback=self._copy_written),
+            async_options=waits,
         )
         handlers = {_STATE: ocp.StandardCheckpointHandler(), _FACTS: _FactsHandler()}
         with reported(f"{self.folder} cannot hold checkpoints"):

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -174,19 +174,15 @@ class CheckpointCopies:
         of copies that were not completed is deleted as well.
         """
         with reported(f"{self._bucket} cannot be written"):
-            store, whole = _open(self._bucket), self._steps()
-            begun = {
-                int(first)
-                for first, _, _ in (name.partition("/") for name in names_in(self._bucket))
-                if first.isdigit()
-            }
+            store, found = _open(self._bucket), names_in(self._bucket)
+            whole = self._steps(found)
+            begun = {int(first) for first, _, _ in (name.partition("/") for name in found) if first.isdigit()}
             self._delete(store, sorted(each for each in begun if each >= step or each not in whole))
             names = sorted(names_in(place), key=lambda name: (name == self._last, name))
             for some in (*_batches(names[:-1]), names[-1:]):
                 for written in [store.write(f"{step}/{name}", (place / name).read_bytes()) for name in some]:
                     written.result()
-            steps = self._steps()
-            every = self._keep_every
+            steps, every = [step, *(each for each in whole if each < step)], self._keep_every
             self._delete(store, [each for each in steps[self._keep :] if not every or each % every])
 
     def fetch(self) -> None:
@@ -196,7 +192,8 @@ class CheckpointCopies:
         renamed to ``stale-STEP``.
         """
         with reported(f"{self._bucket} cannot be read"):
-            store, names, steps = _open(self._bucket), names_in(self._bucket), self._steps()
+            store, names = _open(self._bucket), names_in(self._bucket)
+            steps = self._steps(names)
             for place in list(self._folder.iterdir()) if self._folder.exists() else []:
                 if place.name.isdigit() and not (int(place.name) in steps and self._is_copy(store, place)):
                     stale = place.with_name(f"stale-{place.name}")
@@ -219,9 +216,9 @@ class CheckpointCopies:
         found = store.read(f"{place.name}/{self._last}").result()
         return (place / self._last).is_file() and found.value == (place / self._last).read_bytes()
 
-    def _steps(self) -> list[int]:
-        """The steps of the copies that are whole, the newest first."""
-        parts = (name.partition("/") for name in names_in(self._bucket))
+    def _steps(self, names: Sequence[str]) -> list[int]:
+        """The steps of the copies that are whole, the newest first, of a bucket with objects of these names."""
+        parts = (name.partition("/") for name in names)
         return sorted((int(step) for step, _, name in parts if name == self._last and step.isdigit()), reverse=True)
 
     def _delete(self, store: ts.KvStore, steps: list[int]) -> None:

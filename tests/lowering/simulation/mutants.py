@@ -42,7 +42,8 @@ def mutants(text: str, devices: int, rng: np.random.Generator) -> Iterator[Mutan
         ):
             continue
         for kind, changed in _changed(lines, at, match, devices, rng):
-            yield Mutant(kind, line.strip(), "\n".join([*lines[:at], *changed, *lines[at + 1 :]]))
+            stop = at + (2 if kind == "moved" else 1)
+            yield Mutant(kind, line.strip(), "\n".join([*lines[:at], *changed, *lines[stop:]]))
 
 
 def _live(text: str) -> set[str]:
@@ -134,13 +135,13 @@ def _other_operand(lines: list[str], at: int, operands: str, rng: np.random.Gene
 
 
 def _moved(lines: list[str], at: int, match: re.Match[str]) -> list[str]:
-    """The sum behind the function of one value that reads it, if that is its next line."""
+    """The function of one value that reads a sum, then the sum, in place of both, if they are in lines that follow."""
     head, name, made, _, operands, rest = match.groups()
     if at + 1 == len(lines) or "ROOT" in head or (after := _LINE.match(lines[at + 1])) is None:
         return []
     if after[4] not in _UNARY or after[5] != name or after[3] != made:
         return []
-    first = f"{head}{name} = {made} {after[4]}({operands})"
-    # the next line reads the function's value: it is the sum now
-    lines[at + 1] = f"{after[1]}{after[2]} = {made} all-reduce({name}){rest}"
-    return [first]
+    return [
+        f"{head}{name} = {made} {after[4]}({operands})",
+        f"{after[1]}{after[2]} = {made} all-reduce({name}){rest}",
+    ]
