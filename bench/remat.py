@@ -2,11 +2,11 @@
 
 python -m bench.remat [cpu] [dgx-h100:8] [tpu-v5e:2x4]
 
-Each model is planned at shares of the memory of its fastest plan: keeping everything, with the policies that people set
-per layer (``dots`` keeps products without batch dims, ``all`` keeps only the layer's input), and with ``remat="auto"``.
-All are plans of the same planner at the same prices. With names of targets, steps that compute again are compiled for
-them, or for the CPU devices at hand, and compared with their plans. Results are cached in .cache/remat, one file per
-case.
+Each model is planned at shares of the memory of the best plan found without a limit: keeping everything, with the
+policies that people set per layer (``dots`` keeps products without batch dims, ``all`` keeps only the layer's input),
+and with ``remat="auto"``. All are plans of the same planner at the same prices. With names of targets, steps that
+compute again are compiled for them, or for the CPU devices at hand, and compared with their plans. Results are cached
+in .cache/remat, one file per case.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def measured(name: str, build: Callable[[str], Program]) -> dict[str, Any]:
-    """Returns the memory of the fastest plan, and the seconds of the plans at every share of it."""
+    """Returns the memory of the best plan found without a limit, and the seconds of the plans at every share of it."""
     programs = {policy: build(policy) for policy in POLICIES}
     free = planned(programs["none"], 1e15)
     assert free is not None
@@ -223,8 +223,8 @@ def _short(models: list[dict[str, Any]]) -> list[str]:
 
 INTRODUCTION = """# Recomputation, planned
 
-A model at shares of the memory of its fastest plan, on 8 TPU v5e as if they had that much, parameters and optimizer
-state divided (`fsdp`): predicted step times of the fastest plan whatever its memory, and within the limit of the best
+A model at shares of the memory of the best plan found without a limit, on 8 TPU v5e as if they had that much,
+parameters and optimizer state divided (`fsdp`): predicted step times of that plan, and within the limit of the best
 plans that keep everything, that follow a policy of `jax.checkpoint` per layer (`dots`: products without batch dims are
 kept; `all`: only the layer's input is), and with `remat="auto"` on the step without `jax.checkpoint`."""
 COMPILED = f"""## Compiled

@@ -54,7 +54,7 @@ class LocalTarget(BlockTarget):
       repeats: collectives that compilers could merge.
       numbers: of opaque copies in front of loops, behind them and of recomputation, each taken once.
       rings: per op id of a product that runs in parts, and of what stands between it and its collective, the ring.
-      drops_barriers: the compiler does, before it merges what is computed twice.
+      drops_barriers: whether the compiler drops optimization barriers before it merges equal computations.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class LocalTarget(BlockTarget):
         return made
 
     def _held_back(self, arrays: Arrays) -> Arrays:
-        """What is computed again from, behind the last result of the backward pass: not earlier than it is needed."""
+        """Returns the operands of a recomputation, tied to the latest backward result, so that it runs no earlier."""
         if self.drops_barriers:
             number, (axis, size) = next(self.numbers), next(iter(self.solution.mesh))
             after = self.blocks[self.latest] if self.latest else None

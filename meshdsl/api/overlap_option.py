@@ -41,10 +41,11 @@ class Overlap:
         they can, whether it pays or not, and no others do. Empty: no loop does. Default: the planner chooses, and only
         for devices that can send and compute at once.
       rings: globs over the source lines of products, or over names of the arrays that are gathered for them or that
-        they are reduced to, such as ``"params/**/w1"``: these products run in parts beside the hops of a ring, whether
-        that pays or not, and no others do. A mapping from globs to true and false demands some and refuses others, the
-        last match decides, and of the rest the planner chooses. Empty: no product does. Default: the planner chooses
-        where ``mode`` is ``"full"``, and only for devices that can send and compute at once.
+        they are reduced to, such as ``"params/*w1"`` (a star also stands for slashes): these products run in parts
+        beside the hops of a ring, whether that pays or not, and no others do. A mapping from globs to true and false
+        demands some and refuses others, the last match decides, and of the rest the planner chooses. Empty: no
+        product does. Default: the planner chooses where ``mode`` is ``"full"``, and only for devices that can send
+        and compute at once.
 
     Raises:
       ArgumentError: lists all arguments that are not of these kinds.

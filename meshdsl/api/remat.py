@@ -316,7 +316,7 @@ class Remat:
       choice: the operations that run twice.
       made: the program in which they do.
       costs: by which they were chosen.
-      fastest: bytes and seconds of the fastest plan that keeps everything.
+      fastest: bytes and seconds of the best plan found that keeps everything, without a memory limit.
       kept: those of the best one within the limit, if there is any.
     """
 
@@ -330,7 +330,10 @@ class Remat:
         """Returns what is computed again, under a solution of the program in which it is."""
         times = OpTimes(program, solution, Reasons(program, solution), classes)
         again, producer = seconds_again(program, solution, times), graph_index(program.graph)
-        found, held = list[RecomputedValue](), self.costs.held
+        found = list[RecomputedValue]()
+        held = {v: size for v, size in self.costs.held.items() if v not in self.costs.fused}  # others take no memory
+        saved = sum(held.get(v, 0) for v in self.costs.as_written.kept)
+        saved -= sum(held.get(v, 0) for v in self.choice.kept)
         for residual in self.made.residuals:
             ops = {op.id for v in residual.copies if (op := producer.ops[producer.producer[producer.number_of(v.id)]])}
             kept = [v for v in residual.originals if v in self.costs.as_written.kept]
@@ -347,6 +350,4 @@ class Remat:
                 )
             else:
                 found.append(each)
-        return Recomputation(
-            tuple(sorted(self.choice.ops)), tuple(found), self.costs.saved(self.choice), self.fastest, self.kept
-        )
+        return Recomputation(tuple(sorted(self.choice.ops)), tuple(found), saved, self.fastest, self.kept)

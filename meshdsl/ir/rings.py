@@ -149,7 +149,7 @@ class ProductRing:
         return (*self.between, *(each.op for each in self.products))
 
     def excludes(self, other: "ProductRing") -> bool:
-        """Whether not both rings can be: they share a product, or one reads early what the other one makes later."""
+        """Whether a plan can have only one of both: they share a product, or one reads early what the other makes."""
         steps = [(ring.value.id, ring.step.after) for ring in (self, other)]
         shared = set(self.ring.products) & set(other.ring.products)
         return bool(shared) or steps[0] in other.early or steps[1] in self.early

@@ -149,7 +149,7 @@ class Recomputation(NamedTuple):
       ops: ids of the operations that run twice, in the program that keeps everything.
       values: what is computed again, in the order of the backward pass.
       saved: bytes on a device that these are larger than what is kept to compute them from.
-      fastest: bytes and seconds of the fastest plan that keeps everything, whatever its memory.
+      fastest: bytes and seconds of the best plan found that keeps everything, without a memory limit.
       kept: bytes and seconds of the best plan found within the limit that keeps everything; None if there is none.
     """
 
