@@ -66,8 +66,8 @@ fuzz: $(VENV)/ready pipelines  ## judge random programs, 10,000 if not told othe
 fuzz-bytes: $(VENV)/ready  ## bytes of random slices, pads, updates, ... beside the least possible; FUZZ=1000 SEED=7
 	$(EIGHT) $(RUN) -m tests.fuzz.form_bytes --cases $(or $(FUZZ),300) --seed $(or $(SEED),0)
 
-fuzz-sums: $(VENV)/ready  ## check random programs of XLA's partitioner, and faulty variants, on simulated devices; FUZZ=100 SEED=7
-	$(EIGHT) $(RUN) -m tests.fuzz.compiled --cases $(or $(FUZZ),1000) --seed $(or $(SEED),0)
+fuzz-sums: $(VENV)/ready  ## check random programs of XLA's partitioner, and faulty variants, on simulated devices; FUZZ=100 MUTANTS=0 SEED=7
+	$(EIGHT) $(RUN) -m tests.fuzz.compiled --cases $(or $(FUZZ),1000) --seed $(or $(SEED),0) $(if $(MUTANTS),--mutants $(MUTANTS))
 
 chaos: $(VENV)/ready  ## kill, stop and hang supervised runs at random, 100 faults if not told otherwise; FAULTS=20 SEED=7
 	$(RUN) -m tests.chaos --faults $(or $(FAULTS),100) --seed $(or $(SEED),0)

@@ -43,6 +43,7 @@ def compiled_modules(lowered: jax.stages.Lowered) -> CompiledModules:
             "xla_dump_to": folder,
             "xla_dump_hlo_pass_re": _PASS,
             "xla_dump_large_constants": True,
+            "xla_backend_optimization_level": "0",  # of machine code, which never runs; HLO is the same
         }
         with _uncached():
             lowered.compile(compiler_options=options)

@@ -12,6 +12,7 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
+from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -39,6 +40,7 @@ SHORT = ("bfloat16", "float16", "float8")
 LARGE = 25  # bound of random integers, the longest dim
 TRIES = 8  # random arguments of a program that is called wrong
 PER_PROGRAM = 8  # mutants of one program, drawn among all
+RUNS = 20  # of one process
 
 
 class Sweep:
@@ -158,8 +160,8 @@ def _differs(found: Any, expected: Any, tolerance: float) -> bool:
     return False
 
 
-def _run(seed: int, wanted: int, pipe: Connection) -> None:
-    """One seed's programs, in a process of its own."""
+def _run(seed: int, wanted: int) -> Sweep:
+    """One seed's programs."""
     sweep = Sweep(wanted, seed)
 
     @hypothesis.seed(seed)
@@ -170,34 +172,72 @@ def _run(seed: int, wanted: int, pipe: Connection) -> None:
             sweep.case(case, batch.mesh)
 
     each()
-    pipe.send((sweep.counts, sweep.made, sweep.found))
+    jax.clear_caches()
+    return sweep
+
+
+def _serve(pipe: Connection) -> None:
+    """Answers the seeds that come through a pipe, in a process of its own."""
+    while True:
+        sweep = _run(*pipe.recv())
+        pipe.send((sweep.counts, sweep.made, sweep.found))
+
+
+class Worker:
+    """A process for several runs; another one after a run that ends it or stands still."""
+
+    def __init__(self) -> None:
+        spawned = multiprocessing.get_context("spawn")
+        self._here, there = spawned.Pipe()
+        self._process = spawned.Process(target=_serve, args=(there,), daemon=True)
+        self._process.start()
+        there.close()
+
+    def run(self, seed: int, wanted: int) -> tuple[Counter[str], ...]:
+        """Returns what a run has counted.
+
+        Raises:
+          EOFError, TimeoutError: it has not come back.
+        """
+        self._here.send((seed, wanted))
+        if not self._here.poll(STILL):
+            raise TimeoutError
+        found: tuple[Counter[str], ...] = self._here.recv()
+        return found
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        self._process.kill()
+        self._process.join()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--mutants", type=int, default=2000)
+    parser.add_argument("--mutants", type=int, default=2000, help="0 for none")
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     asked = parser.parse_args()
-    total, seed, start = Sweep(asked.mutants, asked.seed), asked.seed, time.time()
-    spawned = multiprocessing.get_context("spawn")
-    while total.counts["programs"] < asked.cases:
-        here, there = spawned.Pipe(duplex=False)
-        process = spawned.Process(target=_run, args=(seed, asked.mutants - total.made.total(), there), daemon=True)
-        process.start()
-        there.close()
+    total, start, worker = Sweep(asked.mutants, asked.seed), time.time(), Worker()
+    for run in count():
         try:
-            if here.poll(STILL):
-                for mine, its in zip((total.counts, total.made, total.found), here.recv(), strict=True):
-                    mine.update(its)
-            else:
-                total.counts["runs that stood still"] += 1
-        except EOFError:
-            total.counts["runs that a crash of the compiler ended"] += 1
-        process.kill()
-        process.join()
-        print(f"seed {seed}, {time.time() - start:.0f} s: {total.counts['programs']} programs", flush=True)
-        seed += 1
+            found = worker.run(asked.seed + run, asked.mutants - total.made.total())
+            for mine, its in zip((total.counts, total.made, total.found), found, strict=True):
+                mine.update(its)
+            lost = ""
+        except TimeoutError:
+            lost = "runs that stood still"
+        except (EOFError, OSError):
+            lost = "runs that a crash of the compiler ended"
+        if lost:
+            total.counts[lost] += 1
+        done = total.counts["programs"]
+        print(f"seed {asked.seed + run}, {time.time() - start:.0f} s: {done} programs", flush=True)
+        if done >= asked.cases:
+            break
+        if lost or run % RUNS == RUNS - 1:
+            worker.end()
+            worker = Worker()
+    worker.end()
     print(total)
     sys.exit(total.counts["false alarms"] > 0)
 
