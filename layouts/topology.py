@@ -28,6 +28,7 @@ from meshdsl.util.files import read_regular
 from meshdsl.util.html import tables_html
 from meshdsl.util.text import bytes_text, seconds_text
 
+HOST = ("host_memory", "host_load", "host_store")  # fields on the memory of the host
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")  # of collectives
 
 # ---- Links and topologies --------------------------------------------------------------------------------------------
@@ -116,6 +117,8 @@ class Topology:
         slice, as systems do that prefetch parameters and reduce gradients in buckets. Our programs do not.
       contention: by which part of its time computation takes longer while a collective runs beside it, since both use
         the device's processors and memory; 0.2 for a fifth longer. It counts in ``plan.simulated_seconds`` alone.
+      host_memory: bytes of the host's memory per device; 0 where there is none to keep arrays in, or none is known.
+      host_load, host_store: bytes per second from the host's memory to a device, and back.
       backend: XLA's, which compiles for the devices: ``tpu`` keeps less in memory than others (see
         ``meshdsl.planner.liveness.aliasing``), which are not told apart.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
@@ -143,11 +146,18 @@ class Topology:
     contention: float = 0.0
     backend: str = ""
     source: str = ""
+    host_memory: float = 0.0
+    host_load: float = 0.0
+    host_store: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the costs."""
         above = ("flops16", "flops32", "memory_bandwidth", "memory")
-        check_costs(f"topology {self.name}", self, above, ("overhead", "half_side", "grouped", "contention"))
+        from_zero = ("overhead", "half_side", "grouped", "contention", *HOST)
+        check_costs(f"topology {self.name}", self, above, from_zero)
+        if any(getattr(self, name) for name in HOST) and not all(getattr(self, name) for name in HOST):
+            missing = ", ".join(name for name in HOST if not getattr(self, name))
+            raise ArgumentError(f"topology {self.name}: {missing} is 0; host memory needs {', '.join(HOST)}")
         if not isinstance(self.pieces, int) or self.pieces < 1:
             raise ArgumentError(
                 f"topology {self.name}: pieces={self.pieces!r} is not a number of pieces; 1 sends whole"
@@ -175,6 +185,8 @@ class Topology:
             ("memory", f"{bytes_text(self.memory)} at {bytes_text(self.memory_bandwidth)}/s"),
             ("start of an operation", seconds_text(self.overhead)),
         ]
+        if self.host_memory:
+            device.append(("memory of the host", f"{bytes_text(self.host_memory)} at {bytes_text(self.host_load)}/s"))
         levels = [("x".join(map(str, link.torus)) or str(link.devices or "any"), link) for link in self.links]
         rows = [
             (joined, f"{bytes_text(link.bandwidth)}/s", seconds_text(link.latency))
@@ -279,6 +291,21 @@ def _is_cost(n: object) -> bool:
     return isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < float("inf")
 
 
+def without_host_of_preset(topology: Topology) -> Topology:
+    """Returns a preset without what it says of the host's memory; any other topology as it is.
+
+    Plans that keep nothing there are written so, and are the same whatever the preset says of it later.
+    """
+    is_preset = topology.name in preset_names() and topology == _preset(topology.name)
+    return replace(topology, host_memory=0.0, host_load=0.0, host_store=0.0) if is_preset else topology
+
+
+def with_host_of_preset(topology: Topology) -> Topology:
+    """Returns a preset whole that was written by ``without_host_of_preset``; any other topology as it is."""
+    preset = _preset(topology.name) if topology.name in preset_names() else topology
+    return preset if topology == without_host_of_preset(preset) else topology
+
+
 @cache
 def _preset(name: str) -> Topology:
     file = resources.files("meshdsl.layouts") / "topologies" / f"{name}.toml"
@@ -357,7 +384,7 @@ def topology_text(topology: Topology) -> str:
 
 def written_fields(topology: Topology) -> list[str]:
     """Returns the names of the fields that files have: those that earlier files lack only where they say something."""
-    later = {"asynchronous": KINDS, "across_loops": False, "contention": 0.0}
+    later = {"asynchronous": KINDS, "across_loops": False, "contention": 0.0, **dict.fromkeys(HOST, 0.0)}
     return [f.name for f in fields(Topology) if f.name not in later or getattr(topology, f.name) != later[f.name]]
 
 

@@ -38,7 +38,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from meshdsl.layouts.machine import keep_topology, topology_of_kind
-from meshdsl.layouts.topology import Link, Topology
+from meshdsl.layouts.topology import HOST, Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.shardings import StatedMesh, mesh_of
 
@@ -83,6 +83,7 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, kee
     half_side = _half_side(bench)
     device = bench.mesh.devices.flat[0]
     kind = device.device_kind
+    preset = topology_of_kind(device.platform, kind).topology
     found = Topology(
         name="calibrated",
         flops16=_flops(bench, jnp.bfloat16, half_side),
@@ -92,7 +93,8 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, kee
         memory_bandwidth=memory,
         memory=_memory(bench.mesh),
         overhead=overhead,
-        asynchronous=topology_of_kind(device.platform, kind).topology.asynchronous,
+        asynchronous=preset.asynchronous,
+        **{name: getattr(preset, name) for name in HOST},
         links=(slowest,),
         axes=axes,
         source=f"measured on {bench.mesh.size} x {kind}",

@@ -40,7 +40,7 @@ from meshdsl.layouts.notation import parse_placement
 from meshdsl.layouts.placement import Placement, Split
 from meshdsl.layouts.reshard import ReshardStep, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
-from meshdsl.layouts.topology import Topology, written_fields
+from meshdsl.layouts.topology import Topology, with_host_of_preset, without_host_of_preset, written_fields
 from meshdsl.plan.types import (
     Array,
     Collective,
@@ -174,7 +174,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def planned_mesh(self) -> Mesh:
         """The mesh with its topology; NotationError if its axes are not those of a mesh."""
-        return Mesh.parse(",".join(f"{name}={size}" for name, size in self.mesh.items()), self.topology)
+        sizes = ",".join(f"{name}={size}" for name, size in self.mesh.items())
+        return Mesh.parse(sizes, with_host_of_preset(self.topology))
 
 
 OF_SOLUTION = {  # fields of the file that are attributes of the solution, with the attribute
@@ -252,7 +253,8 @@ def _content(plan: PlanData) -> dict[str, Any]:
     s = plan.solution
     layouts, signatures = _Table[Layout](), _Table[Signature]()
     given: dict[str, Any] = {"format": FORMAT, "version": VERSION, "mesh": dict(plan.mesh), "seals": ()}
-    given["topology"] = {name: getattr(plan.topology, name) for name in written_fields(plan.topology)}
+    topology = without_host_of_preset(plan.topology)
+    given["topology"] = {name: getattr(topology, name) for name in written_fields(topology)}
     given |= {name: getattr(s, attribute) for name, attribute in OF_SOLUTION.items()}
     given["ops"] = [(op, tuple(signatures[row] for row in rows)) for op, rows in sorted(s.rows.items())]
     given["values"] = [(value, layouts[layout]) for value, layout in sorted(s.layouts.items())]

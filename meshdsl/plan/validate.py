@@ -32,7 +32,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.layouts.reshard import ReshardEdge, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature, divides
-from meshdsl.layouts.topology import Topology
+from meshdsl.layouts.topology import HOST, Topology
 from meshdsl.plan.build import collectives_of
 from meshdsl.plan.prefetch import peak_of
 from meshdsl.plan.rings import ring_faults
@@ -85,7 +85,7 @@ def _differences(plan: PlanData, program: TracedProgram, mesh: Mesh, pins: Pins)
 
 
 # facts that earlier files lack, and that no plan runs differently for
-_SIMULATED = ("asynchronous", "across_loops", "contention")
+_SIMULATED = ("asynchronous", "across_loops", "contention", *HOST)
 
 
 def _topology_differences(planned: Topology, given: Topology) -> Iterator[str]:

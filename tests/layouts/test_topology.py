@@ -1,11 +1,23 @@
 """Topologies: presets and their sources, what axes run over on a torus, meshes that nothing links."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshdsl.errors import ArgumentError, LayoutError
 from meshdsl.layouts.collective_cost import exchange_price, hop_seconds
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.topology import Link, Topology, load_topology, preset_names, save_topology, topology
+from meshdsl.layouts.topology import (
+    Link,
+    Topology,
+    load_topology,
+    preset_names,
+    save_topology,
+    topology,
+    topology_text,
+    with_host_of_preset,
+    without_host_of_preset,
+)
 
 PRESETS = "cpu dgx-1v dgx-a100 dgx-h100 dgx-h200 gb200-nvl72 tpu-v4 tpu-v5e tpu-v5p tpu-v6e"
 NODE = Topology("node", 1e12, 1e12, 1e11, 1e10, 0.0, (Link(1e-5, 1e10, devices=8),))
@@ -98,3 +110,14 @@ def test_a_mesh_that_nothing_links():
         Link(1e-6, 1e9, devices=8, torus=(4, 4))
     with pytest.raises(ArgumentError, match="torus='4x4' is not a list of lengths"):
         Link(1e-6, 1e9, devices=16, torus="4x4")
+
+
+def test_host_memory_is_stated_whole_and_left_out_of_the_text_of_presets():
+    preset = topology("dgx-h100")
+    assert (preset.host_memory, preset.host_load) == (2.5e11, 5.4e10)
+    left_out = without_host_of_preset(preset)
+    assert left_out.host_memory == 0 and with_host_of_preset(left_out) == preset
+    mine = replace(preset, name="mine")
+    assert without_host_of_preset(mine) is mine and "host_load = 54000000000.0" in topology_text(mine)
+    with pytest.raises(ArgumentError, match="topology mine: host_load, host_store is 0; host memory needs"):
+        replace(mine, host_load=0.0, host_store=0.0)
