@@ -15,7 +15,8 @@ from typing import Any
 import jax
 
 from meshdsl.api.calls import leaf_type
-from meshdsl.api.inspect import Inspection, OneDeviceError, inspect
+from meshdsl.api.inspect import Inspection, inspect
+from meshdsl.api.traced_step import OneDeviceError
 from meshdsl.errors import ArgumentError, nearest
 from meshdsl.layouts.topology import Topology
 

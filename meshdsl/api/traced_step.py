@@ -1,0 +1,140 @@
+"""A jitted function of others, traced and compiled for some arguments, and the same step to plan."""
+
+import inspect as python_inspect
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
+
+from meshdsl.api.sharded import Sharded, parallelize
+from meshdsl.errors import ArgumentError, is_a
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
+from meshdsl.pins import AS_GIVEN
+from meshdsl.shardings import axes_of
+
+
+class OneDeviceError(ArgumentError):
+    """A function runs on one device, so that there is nothing to inspect."""
+
+
+@dataclass(frozen=True, eq=False)
+class TracedStep:
+    """A jitted function, traced and compiled for some arguments."""
+
+    name: str
+    traced: Any
+    lowered: Any
+    compiled: Any
+    parameters: tuple[str, ...]
+
+    @classmethod
+    def of(cls, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "TracedStep":
+        """Trace and compile a jitted function; ArgumentError if it is none."""
+        if isinstance(step, Sharded):
+            raise ArgumentError("inspect reads programs of jax.jit; of this one, plan and verify say the same and more")
+        if not hasattr(step, "trace") or not hasattr(step, "lower"):
+            kind = getattr(step, "__name__", "") or is_a(step)
+            raise ArgumentError(f"step={kind} is not jitted: give jax.jit({kind}, in_shardings=...), as it is called")
+        traced = step.trace(*args, **kwargs)
+        try:
+            names = tuple(python_inspect.signature(step).parameters)
+        except (TypeError, ValueError):
+            names = ()
+        if len(traced.args_info[0]) < len(args):  # static ones are left out, and jax does not say which
+            names = ()
+        lowered = traced.lower()
+        return cls(traced.fun_name, traced, lowered, lowered.compile(), names)
+
+    @cached_property
+    def modules(self) -> CompiledModules:
+        """The program before and after partitioning, and as it runs; it is compiled once more for them."""
+        return compiled_modules(self.lowered)
+
+    @cached_property
+    def shapes(self) -> list[Any]:
+        """The arguments, flat, with the shardings in which they are compiled."""
+        infos = jax.tree.leaves(self.traced.args_info)
+        places = jax.tree.leaves(self.compiled.input_shardings, is_leaf=lambda x: x is None)
+        return [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at if isinstance(at, NamedSharding) else None)
+            for x, at in zip(infos, places, strict=True)
+        ]
+
+    @cached_property
+    def split_shapes(self) -> dict[tuple[int, ...], set[str]]:
+        """The axes over which arguments of several dims lie split, by their whole shapes."""
+        found = defaultdict[tuple[int, ...], set[str]](set)
+        for x in self.shapes:
+            if len(x.shape) > 1 and x.sharding is not None:
+                found[x.shape].update(axes_of(x.sharding))
+        return found
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh of the first argument or result that lies on one of several devices."""
+        meshes = [at.mesh for at in self._ends if isinstance(at, NamedSharding) and at.mesh.size > 1]
+        if not meshes:
+            raise OneDeviceError(
+                f"{self.name}: no argument and no result lies on a mesh of several devices, so it runs on one; place "
+                "its arguments by jax.device_put(x, NamedSharding(mesh, spec)), or state in_shardings="
+            )
+        return meshes[0]
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return max((at.num_devices for at in self._ends), default=1)
+
+    @property
+    def _ends(self) -> list[Any]:
+        """The shardings of arguments and results."""
+        return jax.tree.leaves((self.compiled.input_shardings, self.compiled.output_shardings))
+
+    def planned(self, mesh: Mesh, free_ends: bool = False) -> tuple[Sharded[..., Any], tuple[Any, ...]]:
+        """The same step to plan, free between the inputs and outputs as they lie, and its arguments.
+
+        Args:
+          mesh: with the topology to plan for.
+          free_ends: whether arguments and results that lie whole on every device are free as well.
+        """
+        leaves = [replace_sharding(x, None) if free_ends and is_whole(x.sharding) else x for x in self.shapes]
+        given, keywords = jax.tree.unflatten(jax.tree.structure(self.traced.args_info), leaves)
+        names = [name for name in self.parameters if name not in keywords]
+        names += [f"argument_{i}" for i in range(len(names), len(given))]
+        arguments = {**dict(zip(names, given, strict=False)), **dict(sorted(keywords.items()))}
+        run, out = jaxpr_as_fun(self.traced.jaxpr), jax.tree.structure(self.traced.out_info)
+
+        def step(*args: Any) -> Any:
+            return jax.tree.unflatten(out, run(*jax.tree.leaves(args)))
+
+        step.__name__ = self.name
+        kind = python_inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [python_inspect.Parameter(name, kind) for name in arguments]
+        step.__signature__ = python_inspect.Signature(parameters)  # type: ignore[attr-defined]
+        args = tuple(arguments.values())
+        free = parallelize(step, mesh, AS_GIVEN, constraints="ignore")
+        paths = [leaf.path for leaf in free.stages(*args).traced.outputs]
+        ends = zip(paths, self.results, strict=True)
+        pins = {path: at for path, at in ends if isinstance(at, NamedSharding) and not (free_ends and is_whole(at))}
+        return parallelize(step, mesh, AS_GIVEN, outputs=pins, constraints="ignore"), args
+
+    @property
+    def results(self) -> list[Any]:
+        """The shardings of the results, flat."""
+        return jax.tree.leaves(self.compiled.output_shardings)
+
+
+def is_whole(at: Any) -> bool:
+    """Whether an array lies whole on every device."""
+    return isinstance(at, NamedSharding) and at.is_fully_replicated
+
+
+def replace_sharding(x: Any, at: Any) -> jax.ShapeDtypeStruct:
+    """A shape that lies elsewhere."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
