@@ -7,13 +7,16 @@ The order matters only among axes of one dim; layouts that differ otherwise in o
 
 An axis that is not named is ``B``. (In a *pin* it is free instead; a pin is a layout whose
 ``axes`` say which it names.)
+
+``data=S(0) @host`` is the same layout in the memory of the host, where inputs and results of a step can live. A layout
+that names no memory is in that of the device; a pin that names none leaves it open.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from meshdsl.errors import NotationError
-from meshdsl.layouts.notation import parse_layout
+from meshdsl.errors import NotationError, nearest
+from meshdsl.layouts.notation import MEMORIES, parse_layout
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.util.html import tables_html
 
@@ -24,6 +27,9 @@ class Layout:
     Args:
       placements: placements by axis name. Axes that split one dim are given major first; axes not named are ``B``.
 
+    Attributes:
+      memory: ``"host"`` or ``"device"`` if it is named (``within``), else empty.
+
     Raises:
       NotationError: a name is not that of an axis, or a value is not a placement.
 
@@ -32,9 +38,10 @@ class Layout:
       True
     """
 
-    __slots__ = ("_hash", "_key", "placements")
+    __slots__ = ("_hash", "_key", "memory", "placements")
     placements: tuple[tuple[str, Placement], ...]
-    _key: tuple[frozenset[tuple[str, Placement]], frozenset[tuple[str, ...]]]
+    memory: str
+    _key: tuple[frozenset[tuple[str, Placement]], frozenset[tuple[str, ...]], str]
     _hash: int
 
     def __init__(self, **placements: Placement) -> None:
@@ -44,13 +51,33 @@ class Layout:
             if not isinstance(placed, Placement):
                 raise NotationError(f"{name}={placed!r} is no placement; write S(dim), B, P, P('max') or P('min')")
         object.__setattr__(self, "placements", tuple(placements.items()))
-        object.__setattr__(self, "_key", (frozenset(placements.items()), self._orders()))
+        self._settle("")
+
+    def _settle(self, memory: str) -> None:
+        object.__setattr__(self, "memory", memory)
+        object.__setattr__(self, "_key", (frozenset(self.placements), self._orders(), memory))
         object.__setattr__(self, "_hash", hash(self._key))
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
-        """Returns the layout written as ``"data=S(0) model=P"``; errors carry a caret."""
-        return cls(**parse_layout(text))
+        """Returns the layout written as ``"data=S(0) model=P"``, also ``"... @host"``; errors carry a caret."""
+        placements, memory = parse_layout(text)
+        return cls(**placements).within(memory)
+
+    def within(self, memory: str) -> "Layout":
+        """Returns the layout in the memory of the ``"host"`` or the ``"device"``; with ``""``, no memory is named.
+
+        Example:
+          >>> print(md.Layout(data=md.S(0)).within("host"))
+          data=S(0) @host
+        """
+        if memory not in ("", *MEMORIES):
+            raise NotationError(f"no memory {memory!r}{nearest(memory, MEMORIES)}; write 'host' or 'device'")
+        if memory == self.memory:
+            return self
+        made = Layout(**dict(self.placements))
+        made._settle(memory)
+        return made
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -87,7 +114,7 @@ class Layout:
         def moved(p: Placement) -> Placement:
             return Split(dims.get(p.dim, p.dim)) if isinstance(p, Split) else p
 
-        return Layout(**{axis: moved(p) for axis, p in self.placements})
+        return Layout(**{axis: moved(p) for axis, p in self.placements}).within(self.memory)
 
     def partial(self) -> tuple[str, ...]:
         """Returns the axes over which the value is partial."""
@@ -117,17 +144,18 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[Callable[..., "Layout"], tuple[tuple[tuple[str, Placement], ...]]]:
-        return _made, (self.placements,)
+    def __reduce__(self) -> tuple[Callable[..., "Layout"], tuple[tuple[tuple[str, Placement], ...], str]]:
+        return _made, (self.placements, self.memory)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a layout is a value; {name} cannot be set")
 
     def __repr__(self) -> str:
-        return f"Layout({', '.join(f'{n}={p!r}' for n, p in self.placements)})"
+        within = f".within({self.memory!r})" if self.memory else ""
+        return f"Layout({', '.join(f'{n}={p!r}' for n, p in self.placements)}){within}"
 
     def __str__(self) -> str:
-        return " ".join(f"{n}={p}" for n, p in self.placements)
+        return " ".join([*(f"{n}={p}" for n, p in self.placements), *([f"@{self.memory}"] if self.memory else [])])
 
     def _repr_html_(self) -> str:
         """A row per mesh axis, for notebooks."""
@@ -136,5 +164,5 @@ class Layout:
         return tables_html(str(self) or f"B: {B.meaning}", tables)
 
 
-def _made(placements: tuple[tuple[str, Placement], ...]) -> Layout:
-    return Layout(**dict(placements))
+def _made(placements: tuple[tuple[str, Placement], ...], memory: str = "") -> Layout:
+    return Layout(**dict(placements)).within(memory)

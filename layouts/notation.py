@@ -1,7 +1,7 @@
 """The text of meshes, placements and layouts, read with errors that point at the fault.
 
 mesh      ::= axis "=" size { ("," | " ") axis "=" size }
-layout    ::= [ axis "=" placement { (" " | ",") axis "=" placement } ]
+layout    ::= [ axis "=" placement { (" " | ",") axis "=" placement } ] [ "@" ( "host" | "device" ) ]
 placement ::= "B" | "S" "(" dim ")" | "P" [ "(" ("sum" | "max" | "min") ")" ]
 dim       ::= number | name
 rules     ::= [ name ":" axes { (" " | ",") name ":" axes } ]
@@ -20,6 +20,8 @@ _ITEM = re.compile(r"[\s,]*([^\s,=]*)\s*(=?)\s*([A-Za-z0-9_]*\s*(?:\([^)]*\)?)?)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _RULE = re.compile(r"[\s,]*([A-Za-z_]\w*)\s*:\s*([A-Za-z_]\w*|\(\s*[A-Za-z_]\w*(?:[\s,]+[A-Za-z_]\w*)*\s*\))")
 _NUMBER = re.compile(r"[0-9]+")
+_MEMORY = re.compile(r"(?<![^\s,])@(\w*)(?![^\s,])")
+MEMORIES = ("host", "device")
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -27,9 +29,17 @@ def parse_mesh(text: str) -> dict[str, int]:
     return _pairs(text, "mesh", "data=4,model=2", _size)
 
 
-def parse_layout(text: str) -> dict[str, Placement]:
-    """Placements of ``"data=S(0) model=P"``, in order."""
-    return _pairs(text, "layout", "data=S(0) model=P", _placement)
+def parse_layout(text: str) -> tuple[dict[str, Placement], str]:
+    """Placements of ``"data=S(0) model=P @host"``, in order, and the memory; empty if none is named."""
+    named = list(_MEMORY.finditer(text)) if isinstance(text, str) else []
+    for i, match in enumerate(named):
+        if match.group(1) not in MEMORIES:
+            near = nearest(match.group(1), MEMORIES)
+            raise _error(text, match.start(), f"no memory {match.group()!r}{near}; write @host or @device")
+        if i:
+            raise _error(text, match.start(), "a second memory is named; a value lives in one")
+    rest = _MEMORY.sub(lambda match: " " * len(match.group()), text) if named else text
+    return _pairs(rest, "layout", "data=S(0) model=P", _placement), named[0].group(1) if named else ""
 
 
 def parse_rules(text: str) -> dict[str, tuple[str, ...]]:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value
+from meshdsl.ir.host import TRANSFERS
 from meshdsl.ir.loops import split_operands
 
 Arrays = tuple[jax.Array, ...]
@@ -156,4 +157,5 @@ STRUCTURED: dict[str, Program] = {
     "cond": _cond,
     "constant": _constant,
     "constrain": _same,
+    **dict.fromkeys(TRANSFERS, _same),
 }

@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from meshdsl.ir.graph import Leaf, Literal, Op, TracedProgram, Value
+from meshdsl.ir.host import TO_DEVICE, TRANSFERS
 from meshdsl.ir.rings import ProductRing, chosen_rings
 from meshdsl.ir.solution import Bucket, Solution
 from meshdsl.layouts.layout import Layout
@@ -116,9 +117,12 @@ class LocalTarget(BlockTarget):
         return self.block(value, self.solution.uses[op.id, index])
 
     def perform(self, op: Op) -> None:
-        """Runs an operation; the products of a ring run with the first one."""
+        """Runs an operation; the products of a ring run with the first one, transfers change the memory of a block."""
         ring = self.rings.get(op.id)
-        if ring is None:
+        if op.name in TRANSFERS:
+            space = jax.memory.Space.Device if op.name == TO_DEVICE else jax.memory.Space.Host
+            self.define(op.outputs[0], jax.device_put(operand(self, op, 0), space))
+        elif ring is None:
             super().perform(op)
         elif ring.products[0].op is op:
             self._run_ring(ring)

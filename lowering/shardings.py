@@ -4,7 +4,7 @@ A layout at this boundary is ``S`` or ``B`` on every axis and becomes a ``Partit
 it, major first. Partial values exist only inside.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -13,11 +13,12 @@ from jax.sharding import AxisType, NamedSharding
 
 from meshdsl.errors import DeviceError
 from meshdsl.ir.graph import TracedProgram
+from meshdsl.ir.host import hosted_outputs
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B
-from meshdsl.shardings import partition_spec
+from meshdsl.shardings import HOST_KIND, partition_spec
 
 
 def device_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
@@ -55,18 +56,25 @@ def _remedy(mesh: Mesh, devices: Sequence[jax.Device] | None) -> str:
 
 def named_sharding(layout: Layout, rank: int, mesh: jax.sharding.Mesh) -> NamedSharding:
     """Returns the sharding on ``mesh`` of an array of ``rank`` dims in ``layout``."""
-    return NamedSharding(mesh, partition_spec(layout, rank))
+    found = NamedSharding(mesh, partition_spec(layout, rank))
+    return found.with_memory_kind(HOST_KIND) if layout.memory == "host" else found
 
 
 def input_layouts(program: TracedProgram, solution: Solution) -> tuple[Layout, ...]:
     """Returns the layout of every input of the step, flat."""
-    return tuple(solution.layouts[value.id] for value in program.graph.inputs)
+    return _placed((solution.layouts[value.id] for value in program.graph.inputs), program.graph.hosted)
 
 
 def output_layouts(program: TracedProgram, solution: Solution) -> tuple[Layout, ...]:
     """Returns the layout of every output of the step, flat; literals are ``B``."""
     last, whole = program.graph.ops[-1], Layout(**dict.fromkeys(solution.mesh.names, B))
-    return tuple(solution.uses.get((last.id, i), whole) for i in range(len(last.inputs)))
+    found = (solution.uses.get((last.id, i), whole) for i in range(len(last.inputs)))
+    return _placed(found, hosted_outputs(program.graph))
+
+
+def _placed(layouts: Iterable[Layout], hosted: Collection[int]) -> tuple[Layout, ...]:
+    """Returns the layouts, some in the host's memory."""
+    return tuple(layout.within("host") if i in hosted else layout for i, layout in enumerate(layouts))
 
 
 def shardings(layouts: Iterable[Layout], leaves: Iterable[Any], mesh: jax.sharding.Mesh) -> tuple[NamedSharding, ...]:

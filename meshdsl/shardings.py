@@ -6,6 +6,7 @@
     NamedSharding(mesh, P("data", P.UNCONSTRAINED))        data=S(0), and no other axis splits dim 0
     NamedSharding(mesh, P(None, unreduced={"model"}))      model=P, the others B
     P("data", None), of an array on that mesh              data=S(0) model=B
+    NamedSharding(mesh, spec, memory_kind="pinned_host")   the same @host
 
 Only names of axes count: the mesh of a sharding may have other sizes, other devices or none (``AbstractMesh``). An axis
 that it lacks is free. In a ``PartitionSpec``, an axis that it does not name is ``B``, as everywhere in JAX, while an
@@ -29,6 +30,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, Placement, S
 from meshdsl.layouts.topology import Topology
 
+HOST_KIND = "pinned_host"  # jax's name for the host's memory
 Stated = Layout | str | NamedSharding | PartitionSpec  # a layout as users state it
 StatedTree = Stated | Mapping[str, Any] | Sequence[Any]  # or a pytree of layouts
 StatedMesh = Mesh | JaxMesh | AbstractMesh | str  # a mesh as users state it
@@ -94,8 +96,10 @@ def pin_of(stated: Stated, axes: Iterable[str]) -> Layout | str:
         return stated
     spec = stated if isinstance(stated, PartitionSpec) else stated.spec
     placed = _placements(spec)
+    on_host = isinstance(stated, NamedSharding) and stated.memory_kind == HOST_KIND
+    memory = "host" if on_host else ""
     if PartitionSpec.UNCONSTRAINED not in spec.partitions:
-        return Layout(**placed, **{axis: B for axis in axes if axis not in placed})
+        return Layout(**placed, **{axis: B for axis in axes if axis not in placed}).within(memory)
     whole = [dim for dim, entry in enumerate(spec.partitions) if entry is None]
     if whole:
         dims = ", ".join(map(str, whole))
@@ -104,7 +108,7 @@ def pin_of(stated: Stated, axes: Iterable[str]) -> Layout | str:
             f"{spec} keeps dim {dims} whole and leaves others to the planner; a pin speaks of axes: name those that it "
             f"fixes, as in {text!r}, or leave all other dims UNCONSTRAINED"
         )
-    return Layout(**placed)
+    return Layout(**placed).within(memory)
 
 
 def axes_of(stated: Stated) -> tuple[str, ...]:

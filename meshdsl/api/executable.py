@@ -193,12 +193,20 @@ class Executable:
                 if self.is_explicit:
                     leaves = [jax.sharding.reshard(x, at) for x, at in zip(leaves, self.shardings, strict=True)]
                 outputs: Sequence[Any] = guarded(self.function, self.program.name)(*leaves)
-                return outputs
+                return [self._beside(leaves, j, x) for j, x in enumerate(outputs)]
         except jax.errors.UnexpectedTracerError as error:
             raise TraceError(
                 f"{self.program.name} uses a traced array of another function, which has returned\n"
                 "return it from there, and pass it in"
             ) from error
+
+    def _beside(self, leaves: Sequence[Any], j: int, output: Any) -> Any:
+        """Return a result in the memory where the outer function has the input that it replaces, as its loops need."""
+        after, spaces = self.plan.outputs[j], jax.memory.Space
+        if after.layout.memory != "host" or not after.follows:
+            return output
+        before = next(x for x, each in zip(leaves, self.plan.inputs, strict=True) if each.path == after.follows)
+        return output if jax.typeof(before).memory_space == spaces.Host else jax.device_put(output, spaces.Device)
 
     @property
     def is_explicit(self) -> bool:

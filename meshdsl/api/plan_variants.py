@@ -29,6 +29,7 @@ from meshdsl.api.overlap_option import OFF, Overlap
 from meshdsl.api.remat import Remat, ResidualCosts, plan_recomputing
 from meshdsl.errors import MemoryLimitError
 from meshdsl.ir.graph import Op, TracedProgram, walk
+from meshdsl.ir.host import keep_on_host
 from meshdsl.ir.index import graph_index
 from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Pins
@@ -48,7 +49,7 @@ from meshdsl.recomputation.levels import kept_effects
 from meshdsl.recomputation.min_cut import RematChoice
 from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
-from meshdsl.util.text import percent_text, seconds_text
+from meshdsl.util.text import bytes_text, percent_text, seconds_text
 
 SHOWN = 2  # dims that a note names before "and 3 more"
 Sizes = Mapping[int, int]  # lengths that are padded -> the lengths they are padded to
@@ -79,6 +80,8 @@ class PlannedProgram:
         if before is None or not isinstance(before.outcome, SearchResult):
             return None
         pins = user_pins.resolve(before.program, self.plan.mesh)
+        if (pins.hosted, pins.hosted_outputs) != (before.pins.hosted, before.pins.hosted_outputs):
+            return None
         found = before.outcome.replan(pins, self.plan.lower_bound)
         if found is None:
             return None
@@ -121,6 +124,7 @@ def plan_best_variant(
     def attempt(sizes: Sizes, regions: bool = False) -> Variant:
         padded = padded_variant(program, sizes, mesh, user_pins, regions)
         pins = user_pins.resolve(padded, mesh)
+        padded = keep_on_host(padded, pins.hosted, pins.hosted_outputs, pins.follows)
         try:
             return Variant(sizes, padded, pins, solve(padded, mesh, pins, memory, clock, searched), regions)
         except MemoryLimitError as error:
@@ -288,6 +292,11 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
     bound = start(planned.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
     solution = replace(solution, lower_bound=min(bound.result(), solution.seconds))
+    room = solution.mesh.topology.host_memory
+    if plan.host_memory > room:
+        needed = f"the arrays @host need {bytes_text(plan.host_memory)} of the host's memory per device"
+        there = f"topology {solution.mesh.topology.name} has {bytes_text(room)}"
+        raise MemoryLimitError(f"{needed}; {there}\nkeep fewer of them @host, or divide them over more devices")
     effort = found.model.limits.effort
     plan = replace(plan, padded=tuple(best.sizes.items()), regions=best.regions, solution=solution, effort=effort)
     if best.remat:

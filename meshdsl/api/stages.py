@@ -35,6 +35,7 @@ from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
 from meshdsl.custom_rules import check_rules
 from meshdsl.errors import MemoryLimitError, PinError, TraceError
 from meshdsl.ir.graph import Leaf, TracedProgram
+from meshdsl.ir.host import keep_on_host
 from meshdsl.ir.solution import Pins
 from meshdsl.ir.text import is_equal_but_weak
 from meshdsl.layouts.layout import Layout
@@ -229,7 +230,9 @@ class CallStages:
         taken = (array.layout for array in self.planned.plan.inputs)
         pairs = zip(given.layouts, taken, strict=True)
         return all(
-            at is None or all(layout.on(axis) is placed for axis, placed in at.placements) for at, layout in pairs
+            at is None
+            or (all(layout.on(axis) is placed for axis, placed in at.placements) and at.memory in ("", layout.memory))
+            for at, layout in pairs
         )
 
     def has_program_of(self, other: "CallStages") -> bool:
@@ -266,8 +269,14 @@ class CallStages:
         return PlannedProgram(padded, plan)
 
     def _padded_as(self, plan: Plan) -> TracedProgram:
-        """Return the program with the lengths padded that ``plan`` pads, its regions and what it computes again."""
+        """Return the program with what ``plan`` pads, its regions, what it keeps on the host and computes again."""
         padded = padded_variant(self.program, dict(plan.padded), self.options.mesh, self.user_pins, plan.regions)
+        inputs, outputs = (
+            {i for i, array in enumerate(arrays[: len(leaves)]) if array.layout.memory == "host"}
+            for arrays, leaves in ((plan.inputs, padded.inputs), (plan.outputs, padded.outputs))
+        )
+        if inputs or outputs:
+            padded = keep_on_host(padded, inputs, outputs, self.user_pins.resolve(padded, self.options.mesh).follows)
         again = frozenset(plan.recomputation.ops if plan.recomputation else ())
         return recomputing(padded, again & recomputable(padded)).program  # of another program, other operations
 

@@ -10,6 +10,8 @@
               | "constrain" value -> value                    a layout specified by the user
               | "enter_shard_map" array -> block              a device's block of an argument of the user's shard_map
               | "leave_shard_map" block -> array              the result whose blocks the devices have
+              | "to_device" value -> value                    an input in the host's memory, brought to the device
+              | "to_host" value -> value                      a result, sent to the host's memory
               | "return" values ->                            ends every graph
     input   ::= value | literal
 
@@ -151,12 +153,14 @@ class Graph:
     Args:
       trips: iterations per step, all enclosing loops counted.
       estimated: ``trips`` is a guess (inside a ``while``).
+      hosted: of a step, the positions of the inputs that are in the host's memory (see ``host``).
     """
 
     inputs: tuple[Value, ...]
     ops: tuple[Op, ...]
     trips: int = 1
     estimated: bool = False
+    hosted: frozenset[int] = frozenset()
 
     @property
     def returned(self) -> tuple[Atom, ...]:

@@ -18,12 +18,18 @@ class Pins:
       outputs: a layout per output, likewise.
       follows: per output, the index of the input that it replaces and whose layout it takes, or None.
       donated: indices of inputs whose memory the step may reuse.
+      hosted: indices of inputs that are pinned to the host's memory.
+      hosted_outputs: indices of outputs that are, or that replace such inputs.
+      on_device: indices of inputs that are pinned to the device's memory.
     """
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     follows: tuple[int | None, ...]
     donated: frozenset[int] = frozenset()
+    hosted: frozenset[int] = frozenset()
+    hosted_outputs: frozenset[int] = frozenset()
+    on_device: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from meshdsl.errors import PinError, faults, shortened
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.shardings import stated_layout
+from meshdsl.shardings import HOST_KIND, stated_layout
 
 AS_GIVEN = "as-given"
 _SHOWN = 8  # faults that are listed
@@ -92,7 +92,8 @@ def _given(path: str, x: Any, mesh: Mesh, rows: list[str]) -> Layout | None:
     if layout.partial():
         rows.append(f"{path}: is partial over {', '.join(layout.partial())}; only S and B cross the boundary of a step")
         return None
-    return Layout(**{axis: placed for axis, placed in layout.placements if axis in mesh.names})
+    memory = "host" if at.memory_kind == HOST_KIND else ""
+    return Layout(**{axis: placed for axis, placed in layout.placements if axis in mesh.names}).within(memory)
 
 
 def _elsewhere(at: jax.sharding.Sharding) -> str:

@@ -4,7 +4,8 @@
     outputs = {"2": "data=B"}                                           results
 
 Axes that a pin does not name are free. Of several globs that match one array, the last one wins, axis by axis; an axis
-that is named again becomes the minor-most where several split one dim. ``constrain`` operations inside the step are
+that is named again becomes the minor-most where several split one dim. ``"data=S(0) @host"`` also says that an array
+lives in the host's memory, and the last pin that names a memory wins. ``constrain`` operations inside the step are
 checked here too.
 
 Results that replace an argument take its layout: a result, or a subtree of it, follows the first unused argument with
@@ -25,7 +26,9 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.notation import MEMORIES
 from meshdsl.layouts.placement import REDUCTIONS, B, P, Placement
+from meshdsl.layouts.topology import HOST, preset_names, topology
 from meshdsl.pins.axis_rules import RulePins, UnusedRules, kinds
 from meshdsl.pins.conflicts import (
     UNEVEN,
@@ -110,11 +113,17 @@ def make_pins(
     given, wanted, rows = _sides(program, mesh, layouts or {}, outputs or {}, rules or Rules(), loose, by or {})
     for op in ops_named(program.graph, "constrain"):
         rows += _constrain_faults(op, mesh)
+    if "host" in (*given.memories, *wanted.memories):
+        rows += _host_faults(program, mesh)
     if rows:
         raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program, rows)))
     results = (*wanted.pins, *[_FREE] * (len(program.outputs) - len(wanted.pins)))
     kept = tuple(None if pin.axes else source for pin, source in zip(results, replaced_inputs(program), strict=True))
-    return Pins(given.pins, results, kept, frozenset(donated))
+    hosted, on_device = (frozenset(i for i, memory in enumerate(given.memories) if memory == name) for name in MEMORIES)
+    stated = (*wanted.memories, *[""] * (len(program.outputs) - len(wanted.memories)))
+    places = enumerate(zip(stated, kept, strict=True))
+    sent = frozenset(j for j, (memory, i) in places if memory == "host" or (not memory and i in hosted))
+    return Pins(given.pins, results, kept, frozenset(donated), hosted, sent, on_device)
 
 
 def overridden_pins(table: Table, program: TracedProgram) -> list[str]:
@@ -172,6 +181,7 @@ class _Side:
     Attributes:
       pins: one per leaf, without axes of size 1, on which all placements are equal.
       uneven: of those, the ones that were loosened, as they were stated.
+      memories: one per leaf, empty where no pin names one; the last that does decides.
     """
 
     def __init__(
@@ -189,6 +199,7 @@ class _Side:
         self.staged, self.loose, self.by = staged, loose, by
         self.pins: tuple[Layout, ...] = ()
         self.uneven: dict[int, Layout] = {}
+        self.memories: tuple[str, ...] = ()
         self._contradictory: dict[str, list[str]] = {}  # faults by the text of a contradictory set of pins
 
     def read(self, table: Table, ruled: Sequence[Layout]) -> None:
@@ -211,6 +222,10 @@ class _Side:
             self.uneven = {i: before for i, (before, after) in pairs if before != after}
             merged = fitting
         self.pins = tuple(merged)
+        self.memories = tuple(
+            next((pin.memory for glob, pin in reversed(stated.items()) if pin.memory and is_named(glob, leaf)), "")
+            for leaf in self.leaves
+        )
 
     def _parse(self, glob: str, text: Layout | str) -> Layout | None:
         try:
@@ -285,7 +300,23 @@ def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
     instead = "; constraints='ignore' plans freely" if "by" in op.params else ""
     found += [text + instead for text in _axis_faults(pin, mesh)]
     found += [*leaf_faults("a value", leaf, pin, mesh), *_unreducible(pin, leaf.dtype)]
+    if pin.memory:
+        where = "inside the step values are on the device; layouts= and outputs= say where inputs and results live"
+        found.append(f"@{pin.memory}: {where}")
     return [f"{op.called} at {op.source}: {text}" for text in (*found, *_two_reductions(pin, mesh))]
+
+
+def _host_faults(program: TracedProgram, mesh: Mesh) -> Iterator[str]:
+    """Yields why arrays cannot be kept in the host's memory."""
+    if not mesh.topology.host_memory:
+        known = ", ".join(name for name in preset_names() if topology(name).host_memory)
+        yield (
+            f"@host: topology {mesh.topology.name} states no host memory; presets that do are {known}, and "
+            f"dataclasses.replace(topology, {', '.join(f'{name}=...' for name in HOST)}) states it"
+        )
+    if program.pipeline and program.pipeline.axis:
+        axis = program.pipeline.axis
+        yield f"@host: the step is a pipeline over {axis}, whose stages keep what they need on their devices"
 
 
 def _two_reductions(pin: Layout, mesh: Mesh) -> list[str]:

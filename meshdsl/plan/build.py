@@ -12,6 +12,7 @@ from functools import cache, partial
 import jax
 
 from meshdsl.ir.graph import LOOPS, Graph, Leaf, Op, TracedProgram, Value
+from meshdsl.ir.host import TRANSFERS, hosted_outputs
 from meshdsl.ir.index import graph_index, ops_named
 from meshdsl.ir.rings import ProductRing, chosen_rings
 from meshdsl.ir.solution import Bucket, Pins, Solution
@@ -20,6 +21,7 @@ from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P
 from meshdsl.layouts.reshard import ReshardStep, complete
+from meshdsl.plan.host import host_memory
 from meshdsl.plan.op_times import OpTimes, SourceLines, make_spans, price_pipeline_parts
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.prefetch import prefetched_loops
@@ -33,7 +35,7 @@ from meshdsl.trace.passes.duplicate import CAST
 from meshdsl.util.lazy import Lazy
 from meshdsl.util.runtime import gc_paused
 
-_WITHOUT_RULE = (*LOOPS, "return", "constrain", "constant")  # operations of the IR itself, which need none
+_WITHOUT_RULE = (*LOOPS, *TRANSFERS, "return", "constrain", "constant")  # operations of the IR itself, which need none
 _text = cache(str)  # of dtypes, which numpy formats anew each time
 
 
@@ -74,6 +76,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         prefetched=tuple(prefetched_loops(program, solution, reasons, times)),
         timing=Lazy(timing),
         jax=jax.__version__,
+        host=host_memory(program, solution, pins, times),
     )
 
 
@@ -81,19 +84,22 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
 
 
 def _inputs(program: TracedProgram, solution: Solution, pins: Pins) -> Iterator[Array]:
-    for leaf, value, pin in zip(program.inputs, program.graph.inputs, pins.inputs, strict=True):
-        yield _array(leaf, complete(solution.layouts[value.id], solution.mesh), pin)
+    hosted = program.graph.hosted
+    for i, (leaf, value, pin) in enumerate(zip(program.inputs, program.graph.inputs, pins.inputs, strict=True)):
+        yield _array(leaf, complete(solution.layouts[value.id], solution.mesh), pin, i in hosted)
 
 
 def _outputs(program: TracedProgram, solution: Solution, pins: Pins) -> Iterator[Array]:
     last, replicated = program.graph.ops[-1], Layout(**dict.fromkeys(solution.mesh.names, B))
+    hosted = hosted_outputs(program.graph)
     for i, (leaf, pin, source) in enumerate(zip(program.outputs, pins.outputs, pins.follows, strict=True)):
         layout = solution.uses.get((last.id, i), replicated)  # a literal has no use
         follows = "" if source is None else program.inputs[source].path
-        yield _array(leaf, complete(layout, solution.mesh), pin, follows)
+        yield _array(leaf, complete(layout, solution.mesh), pin, i in hosted, follows)
 
 
-def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
+def _array(leaf: Leaf, layout: Layout, pin: Layout, hosted: bool, follows: str = "") -> Array:
+    layout = layout.within("host") if hosted else layout
     pinned = tuple(axis for axis in layout.axes if axis in pin.axes) if pin.placements else ()
     return Array(leaf.path, tuple(leaf.shape), _text(leaf.dtype), layout, pinned, follows, leaf.dims, leaf.aliases)
 

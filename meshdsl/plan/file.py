@@ -44,6 +44,7 @@ from meshdsl.layouts.topology import Topology, with_host_of_preset, without_host
 from meshdsl.plan.types import (
     Array,
     Collective,
+    HostMemory,
     Line,
     PlanData,
     PrefetchedLoop,
@@ -170,6 +171,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rings: tuple[RingRecord, ...] = ()
     recomputation: Recomputation | None = None
     effort: str = PROVE
+    host: HostMemory | None = None
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -253,7 +255,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     s = plan.solution
     layouts, signatures = _Table[Layout](), _Table[Signature]()
     given: dict[str, Any] = {"format": FORMAT, "version": VERSION, "mesh": dict(plan.mesh), "seals": ()}
-    topology = without_host_of_preset(plan.topology)
+    topology = plan.topology if plan.host else without_host_of_preset(plan.topology)
     given["topology"] = {name: getattr(topology, name) for name in written_fields(topology)}
     given |= {name: getattr(s, attribute) for name, attribute in OF_SOLUTION.items()}
     given["ops"] = [(op, tuple(signatures[row] for row in rows)) for op, rows in sorted(s.rows.items())]
@@ -275,6 +277,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
     lacking |= {"exposed": not plan.exposed, "buckets": not s.buckets, "parts": not given["parts"]}
     lacking |= {"rings": not s.rings, "recomputation": plan.recomputation is None, "effort": plan.effort == PROVE}
+    lacking |= {"host": plan.host is None}
     lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
@@ -513,6 +516,22 @@ def _consistency_faults(f: PlanFile) -> Iterator[str]:
         yield from check(f, mesh)
 
 
+def _host_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    """The arrays in the host's memory are those whose layouts say so, and no value inside is."""
+    yield from (
+        f"layouts[{i}] '{x}': a value inside the step has no memory" for i, x in enumerate(f.layouts) if x.memory
+    )
+    listed = {array.path for array in f.host.arrays} if f.host else set[str]()
+    hosted = {array.path for array in f.inputs if array.layout.memory == "host"}
+    hosted |= {
+        f"output {array.path}".rstrip()
+        for array in f.outputs
+        if array.layout.memory == "host" and array.follows not in hosted
+    }
+    yield from (f"host: {path} is listed, but not @host" for path in sorted(listed - hosted))
+    yield from (f"host: {path} is @host, but not listed" for path in sorted(hosted - listed))
+
+
 def _effort_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     if f.effort not in EFFORTS:
         yield f"effort: {f.effort!r} is none of {', '.join(map(repr, EFFORTS))}{nearest(f.effort, EFFORTS)}"
@@ -528,10 +547,10 @@ def _boundary_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     own = {value: f.layouts[at] for value, at in f.values}
     paths = {array.path: array.layout for array in f.inputs}
     for i, array in enumerate(f.inputs):
-        if own.get(i) != array.layout:
+        if own.get(i) != array.layout.within(""):
             yield f"{_entry('inputs', i, array)}: {array.layout}, but value {i} has layout {own.get(i)}"
     for i, array in enumerate(f.outputs):
-        if array.follows and paths.get(array.follows) != array.layout:
+        if array.follows and paths.get(array.follows, Layout()).within("") != array.layout.within(""):
             alias = f"layout {paths[array.follows]}" if array.follows in paths else "no entry in inputs"
             yield f"{_entry('outputs', i, array)}: {array.layout}, but {array.follows}, which it aliases, has {alias}"
 
@@ -630,6 +649,7 @@ _CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (
     _collective_faults,
     _span_faults,
     _effort_faults,
+    _host_faults,
     _timing_faults,
     _prefetch_faults,
 )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from meshdsl.ir.graph import Op, Source, TracedProgram, Value, walk
+from meshdsl.ir.host import TRANSFERS
 from meshdsl.ir.prefetch import pipelined_loops
 from meshdsl.ir.rings import ProductParts, ProductRing, chosen_rings
 from meshdsl.ir.solution import Solution
@@ -96,9 +97,14 @@ class OpTimes:
         """Seconds per iteration of an operation on one device, of all its parts if it runs in parts."""
         found = self._by_op.get(op.id)
         if found is None:
-            rows = self.solution.rows.get(op.id)
+            rows = self._transfer_rows(op) if op.name in TRANSFERS else self.solution.rows.get(op.id)
             found = self._by_op[op.id] = 0.0 if rows is None else self._with_signatures(op, rows)
         return found
+
+    def _transfer_rows(self, op: Op) -> tuple[Signature, ...]:
+        """The rows of a transfer to or from the host's memory, which is a part of its input or output."""
+        layout = self.solution.layouts[op.outputs[0].id]
+        return tuple(Signature((layout.on(axis),), (layout.on(axis),)) for axis in self.solution.mesh.names)
 
     def ring_part_seconds(self, ring: ProductRing) -> float:
         """Seconds of a part of all products of a ring, and of what stands between them and their reduction."""

@@ -12,6 +12,8 @@ the next operation needs delays it:
 its results waits for. A loop is its body's fragment once per iteration; iterations in the middle of a loop that
 contains loops are taken as one, as long as all of them.
 
+Transfers from and to the host's memory take the device's computation: nothing is hidden behind them, or they behind it.
+
 While a collective runs beside it, the computation takes longer by the topology's ``contention``.
 
 The topology says what the system that runs the step makes of this. Our own programs are limited by their compiler. A
@@ -39,6 +41,7 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, TracedProgram, Value, walk
+from meshdsl.ir.host import TO_DEVICE
 from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports, split_operands
 from meshdsl.ir.prefetch import PipelinedLoop
 from meshdsl.ir.rewrite import values
@@ -416,6 +419,8 @@ class _FragmentBuilder:
             results = _LOOPS[op.name](self, op, operands)
             self.own |= zip([v.id for v in op.outputs], results, strict=True)
         else:
+            if op.name == TO_DEVICE and self.tasks:  # no earlier than the operation that reads it
+                operands.append((frozenset({len(self.tasks) - 1}),))
             made = self._compute(op, operands)
             for v in op.outputs:
                 self.own[v.id] = made

@@ -132,9 +132,8 @@ def _alternatives(part: Components) -> str:
 
 def plan_text(plan: PlanData) -> str:
     """The whole plan as text, at most about 120 columns wide."""
-    return _text(
-        *(part(plan) for part in (_title, _pipeline, _inputs, _outputs, _collectives, _loops, _remat, _totals, _notes))
-    )
+    parts = (_title, _pipeline, _inputs, _outputs, _collectives, _loops, _remat, _host, _totals, _notes)
+    return _text(*(part(plan) for part in parts))
 
 
 def summary_text(plan: PlanData) -> str:
@@ -148,8 +147,8 @@ def _text(*sections: Iterable[str]) -> str:
 
 def layout_text(layout: Layout) -> str:
     """The placements other than ``B``, or ``B`` if there are none."""
-    shown = [(axis, placed) for axis, placed in layout.placements if placed is not B]
-    return " ".join(f"{axis}={placed}" for axis, placed in shown) or "B"
+    shown = [f"{axis}={placed}" for axis, placed in layout.placements if placed is not B] or ["B"]
+    return " ".join([*shown, *([f"@{layout.memory}"] if layout.memory else [])])
 
 
 def _title(plan: PlanData) -> Iterator[str]:
@@ -161,6 +160,9 @@ def _title(plan: PlanData) -> Iterator[str]:
     yield f"  with overlap         {overlapped}  (communication hidden behind independent compute)"
     yield from _utilization(plan)
     yield f"  peak memory          {bytes_text(plan.memory)} per device{_largest_buffers(plan)}"
+    if plan.host:
+        kept = f"{_count(len(plan.host.arrays), 'array')}, {seconds_text(plan.host.seconds)} of transfers per step"
+        yield f"  host memory          {bytes_text(plan.host_memory)} per device  ({kept})"
     runs = sum(c.trips for c in plan.collectives)
     yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"
 
@@ -285,6 +287,28 @@ def _remat(plan: PlanData) -> Iterator[str]:
     steps += [(each.name, _signed(bytes_text, each.bytes), _signed(seconds_text, each.seconds)) for each in changes]
     steps.append((last.name, bytes_text(last.bytes), seconds_text(last.seconds)))
     yield from table([("memory", "peak", "step"), *steps])
+
+
+def _host(plan: PlanData) -> Iterator[str]:
+    """What is kept in the host's memory."""
+    if plan.host is None:
+        return
+    listed = {array.path: array for array in plan.host.arrays}
+    groups = [(each.name, list(each.paths)) for each in group_arrays(x for x in plan.inputs if x.path in listed)]
+    inputs = [(name, [listed["/".join(path)] for path in paths]) for name, paths in groups]
+    taken = {array.path for _, each in inputs for array in each}
+    others = [(array.path, [array]) for path, array in listed.items() if path not in taken]
+    rows = [
+        (
+            name,
+            _times(len(each)),
+            bytes_text(sum(array.bytes for array in each)),
+            bytes_text(sum(array.saved for array in each)),
+            seconds_text(sum(array.seconds for array in each)),
+        )
+        for name, each in [*inputs, *others]
+    ]
+    yield from table([("kept on the host", "", "bytes", "saved at the peak", "transfers"), *rows])
 
 
 def _signed(text: Callable[[float], str], number: float) -> str:

@@ -165,6 +165,39 @@ class Recomputation(NamedTuple):
         return sum(value.seconds for value in self.values)
 
 
+class HostedArray(NamedTuple):
+    """An input, with the result that replaces it, or another result, in the host's memory.
+
+    Args:
+      path: of the input, or ``output`` and that of the result.
+      bytes: of the host's memory, per device.
+      saved: bytes that a device holds less where its memory is fullest.
+      seconds: per step, on the link to the host's memory.
+    """
+
+    path: str
+    bytes: int
+    saved: int
+    seconds: float
+
+
+class HostMemory(NamedTuple):
+    """What a step keeps in the host's memory.
+
+    Args:
+      arrays: inputs in their order, then results that replace none of them.
+      bytes: of the host's memory, per device.
+    """
+
+    arrays: tuple[HostedArray, ...]
+    bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per step on the link to the host's memory."""
+        return sum(array.seconds for array in self.arrays)
+
+
 class MemoryStep(NamedTuple):
     """A step from the fastest plan that keeps everything to a plan; the first and the last are whole plans.
 
@@ -293,6 +326,7 @@ class PlanData:
       prefetched: the loops that send collectives ahead or behind, in program order.
       recomputation: what the backward pass computes again, if ``remat="auto"`` chose anything.
       effort: with which the step was planned, which does not make plans unequal either.
+      host: what is kept in the host's memory, if anything.
     """
 
     name: str
@@ -313,6 +347,7 @@ class PlanData:
     prefetched: tuple[PrefetchedLoop, ...] = ()
     recomputation: Recomputation | None = None
     effort: str = field(default=PROVE, compare=False)
+    host: HostMemory | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -376,6 +411,11 @@ class PlanData:
     def memory(self) -> int:
         """Predicted peak memory in bytes per device."""
         return self.solution.peak
+
+    @property
+    def host_memory(self) -> int:
+        """Bytes of the host's memory per device, in which ``host`` lists the arrays."""
+        return self.host.bytes if self.host else 0
 
     @property
     def waterfall(self) -> tuple[MemoryStep, ...]:

@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from math import prod
 
 from meshdsl.ir.graph import Graph, TracedProgram, walk
+from meshdsl.ir.host import TRANSFERS
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
@@ -54,6 +55,8 @@ def utilization(
     for graph, op in walk(program.graph):
         rows, trips = solution.rows.get(op.id), graph.trips
         losses["local copies"] += trips * (times.seconds(op) - times.compute_seconds(op))
+        if op.name in TRANSFERS:
+            losses["host transfers"] += trips * times.compute_seconds(op)
         if rows is None:
             continue
         work, inside = times.work(op), prod(mesh.axis(axis) for axis in op.manual)

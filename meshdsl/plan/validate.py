@@ -70,7 +70,7 @@ def check_same_program(
 def _differences(plan: PlanData, program: TracedProgram, mesh: Mesh, pins: Pins) -> Iterator[str]:
     if tuple(plan.mesh) != tuple(mesh):
         yield f"mesh: {plan.mesh} in the plan, {mesh} here"
-    yield from _topology_differences(plan.topology, mesh.topology)
+    yield from _topology_differences(plan.topology, mesh.topology, plan.host is not None)
     if plan.pipeline != program.pipeline:
         yield f"pipeline: {plan.pipeline or 'none'} in the plan, {program.pipeline or 'none'} here"
     rows = [
@@ -82,13 +82,14 @@ def _differences(plan: PlanData, program: TracedProgram, mesh: Mesh, pins: Pins)
         yield from _operation_differences(plan, program)
     yield from _violated_pins("input", plan.inputs, program.inputs, pins.inputs)
     yield from _violated_pins("output", plan.outputs, program.outputs, pins.outputs)
+    yield from _violated_memories(plan, program, pins)
 
 
 # facts that earlier files lack, and that no plan runs differently for
-_SIMULATED = ("asynchronous", "across_loops", "contention", *HOST)
+_SIMULATED = ("asynchronous", "across_loops", "contention")
 
 
-def _topology_differences(planned: Topology, given: Topology) -> Iterator[str]:
+def _topology_differences(planned: Topology, given: Topology, is_hosting: bool) -> Iterator[str]:
     """A plan for other costs is not the plan that would be chosen here, and its seconds mean nothing here."""
     remedy = "parallelize over plan.mesh to keep the plan's"
     if planned.name != given.name:
@@ -96,7 +97,7 @@ def _topology_differences(planned: Topology, given: Topology) -> Iterator[str]:
         return
     for field in fields(Topology):
         a, b = getattr(planned, field.name), getattr(given, field.name)
-        if a != b and field.name not in _SIMULATED:
+        if a != b and field.name not in (_SIMULATED if is_hosting else (*_SIMULATED, *HOST)):
             yield f"topology {given.name}: {field.name} is {a} in the plan, {b} here; {remedy}"
 
 
@@ -125,6 +126,15 @@ def _violated_pins(noun: str, planned: Sequence[Array], given: Sequence[Leaf], p
         layout = layouts.get(leaf.path)
         if layout is not None and any(layout.on(axis) is not pin.on(axis) for axis in pin.axes):
             yield f"{noun} {leaf.path}".rstrip() + f": {layout} in the plan, pinned to {pin} here"
+
+
+def _violated_memories(plan: PlanData, program: TracedProgram, pins: Pins) -> Iterator[str]:
+    hosted = {array.path for array in plan.inputs if array.layout.memory == "host"}
+    for i, leaf in enumerate(program.inputs):
+        if i in pins.hosted and leaf.path not in hosted:
+            yield f"input {leaf.path}: on the device in the plan, pinned to @host here"
+        elif i in pins.on_device and leaf.path in hosted:
+            yield f"input {leaf.path}: @host in the plan, pinned to @device here"
 
 
 def _memory_limit(plan: PlanData, mesh: Mesh, memory: float | None) -> Iterator[str]:

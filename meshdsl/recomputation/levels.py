@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value, walk
+from meshdsl.ir.host import TRANSFERS
 from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.manual import BOUNDARY
 from meshdsl.ir.rewrite import value_ids, values
@@ -129,7 +130,7 @@ def _can_run_twice(op: Op, alone: bool) -> bool:
     Args:
       alone: its copy is in the same graph; without operands, compilers would merge both.
     """
-    if op.phase != FORWARD or op.name in ("return", "constant", *BOUNDARY) or is_mixed(op):
+    if op.phase != FORWARD or op.name in ("return", "constant", *TRANSFERS, *BOUNDARY) or is_mixed(op):
         return False
     is_manual = any(each.manual for each in (op, *(inner for body in op.bodies for _, inner in walk(body))))
     return not is_manual and not _has_effects(op) and (not alone or any(values(op.inputs)))

@@ -1,7 +1,7 @@
 """Bounds on every plan of a program that need no model: each op alone, evenly divided over all devices.
 
     seconds >= sum over ops of iterations * (max(FLOPs / rate, bytes / bandwidth) / devices + overhead)
-    memory  >= sum over inputs of bytes / devices of the axes that may shard it
+    memory  >= sum over inputs on devices of bytes / devices of the axes that may shard it
 
 Resharding, divisibility and consistency between ops are left out, so no search is needed. A step in microbatches is
 bounded as it runs, with the ticks in which a stage idles. The search over meshes orders and prunes candidates by these
@@ -11,6 +11,7 @@ bounds, taken over the variants of the program (``meshdsl.api.plan_variants``).
 from math import prod
 
 from meshdsl.ir.graph import LOOPS, Op, TracedProgram, Value, walk
+from meshdsl.ir.host import hosted_values
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -30,6 +31,7 @@ def least_seconds(program: TracedProgram, mesh: Mesh) -> float:
 def least_memory(program: TracedProgram, mesh: Mesh, pins: Pins) -> int:
     """Returns a lower bound on the bytes per device of every plan: the arguments, sharded as far as pins allow."""
     used = {x.id for op in program.graph.ops for x in op.inputs if isinstance(x, Value)}
+    used -= hosted_values(program.graph)
     pinned = zip(program.graph.inputs, pins.inputs, strict=True)
     return sum(value.bytes // _most_shards(pin, mesh) for value, pin in pinned if value.id in used)
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value, element_bits, sent_itemsize, walk
+from meshdsl.ir.host import TO_DEVICE, TO_HOST, TRANSFERS
 from meshdsl.ir.index import Flags, graph_index
 from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
@@ -72,6 +73,7 @@ class OpWork:
         at a FLOP rate of their own. None if there is one.
       sides: of a matrix product or convolution: rows, columns and contracted dims.
       seconds: as specified for a function with a rule; the only cost then.
+      loads, stores: tensors that come from the host's memory, and that go there: nothing is computed meanwhile.
     """
 
     flops: float
@@ -80,6 +82,8 @@ class OpWork:
     groups: "OperandSizes | None" = None
     sides: tuple["OperandSizes", ...] = ()
     seconds: float | None = None
+    loads: tuple[int, ...] = ()
+    stores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ def work_of(op: Op, in_memory: Set[int]) -> OpWork:
     spent = op.params["ruled"].spent if op.name == "ruled" else None
     if spent:
         return OpWork(spent.flops, (0,) * len(operands_and_results(op)), 4, seconds=spent.seconds)
+    if op.name in TRANSFERS:
+        return OpWork(0.0, (0, 0), 4, loads=(1,) * (op.name == TO_DEVICE), stores=(1,) * (op.name == TO_HOST))
     reads = [x.id in in_memory for x in op.inputs]
     if op.name in READS_PART_OF_OPERAND and reads:
         reads[0] = False
@@ -335,8 +341,20 @@ def work_seconds(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Costs:
             split = np.array([isinstance(row.outputs[i], Split) for row in rows])
             shape, itemsize = shapes[i]
             traffic += local_share(mesh, split) * (count * float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
-    overhead = topology.overhead if any(work.accesses) else 0.0
-    return np.asarray(np.maximum(compute, traffic) + overhead)
+    overhead = topology.overhead * (any(work.accesses) + len(work.loads) + len(work.stores))
+    return np.asarray(np.maximum(compute, traffic) + overhead + _transfer_seconds(rows, shapes, work, mesh))
+
+
+def _transfer_seconds(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> "Costs | float":
+    """Returns the seconds on the link to the host's memory in every joint state."""
+    topology = mesh.topology
+    total: Costs | float = 0.0
+    for ports, bandwidth in ((work.loads, topology.host_load), (work.stores, topology.host_store)):
+        for i in ports:
+            split = np.array([isinstance(row.outputs[i], Split) for row in rows])
+            shape, itemsize = shapes[i]
+            total = total + local_share(mesh, split) * (float(np.prod(shape)) * itemsize / bandwidth)
+    return total
 
 
 def _local_length(sizes: OperandSizes, rows: Rows, mesh: Mesh) -> Costs:

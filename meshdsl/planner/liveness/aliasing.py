@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.ir.graph import LOOPS, Graph, Op, Value, walk
+from meshdsl.ir.host import hosted_values
 from meshdsl.ir.index import Flags, GraphIndex, Use, graph_index
 from meshdsl.ir.loops import ABSENT, PortRole, carried_inputs, loop_ports
 from meshdsl.planner.costs.op_cost import PRODUCTS, VIEWS, ends_fusion, materialized
@@ -172,7 +173,7 @@ class BufferAliases:
       backend: XLA's backend, which compiles for the devices (see ``Topology``).
 
     Attributes:
-      materialized: [values], whether they are written to memory.
+      materialized: [values], whether they are written to the device's memory.
       operand_uses: how float32 values are used, if that decides how they are stored.
       runs_at: [positions], the one at which an op runs: that of its last consumer if it is fused.
       views: positions of ops whose result is their operand.
@@ -186,13 +187,14 @@ class BufferAliases:
         is_tpu = backend == "tpu"
         self.index = index = graph_index(graph)
         stored = materialized(graph, recompute=is_tpu)
-        self.materialized = stored & ~index.mask_of(one_hot_scatters(graph)) if is_tpu else stored
+        stored = stored & ~index.mask_of(one_hot_scatters(graph)) if is_tpu else stored
+        self.materialized = stored & ~index.mask_of(hosted_values(graph))
         self.operand_uses = operand_uses(graph) if is_tpu else OperandUses()
-        self.runs_at: Ids = run_positions(index, self.materialized)
+        self.runs_at: Ids = run_positions(index, stored)
         candidates = np.flatnonzero(index.positions_named((*_IDENTITIES, "transpose"))).tolist()
         self.views = index_array(at for at in candidates if (op := index.ops[at]) and _is_view(op))
-        self.reuses = _reuses(index, self.materialized)
-        whole = BodyAliases(sliced=frozenset(range(len(graph.inputs))))
+        self.reuses = _reuses(index, stored)
+        whole = BodyAliases(sliced=frozenset(range(len(graph.inputs))) - graph.hosted)
         self.bodies = [_body(*block.owner) if block.owner else whole for block in index.blocks]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph
+from meshdsl.ir.host import hosted_values
 from meshdsl.ir.index import Flags, GraphIndex, Use
 from meshdsl.ir.rings import ProductRing
 from meshdsl.ir.solution import Bucket
@@ -124,10 +125,11 @@ class Timeline:
         sliced = (index.first_result[block.start - 1] + i for block, body in blocks for i in sorted(body.sliced))
         self.has_memory = np.where(self.arrays.is_input, index.mask(index_array(sliced)), self.arrays.materialized)
         self.half_width = _half_width(index, aliases.operand_uses, graph)
+        self._hosted = index.mask_of(hosted_values(graph))
 
     def never_overwritten(self, donated: Iterable[int]) -> Flags:
-        """Returns a mask of the inputs that no result overwrites, where the step donates those at some positions."""
-        fixed = self.arrays.is_input.copy()
+        """Returns a mask of the inputs on the device that no result overwrites; those at some positions are donated."""
+        fixed = self.arrays.is_input & ~self._hosted
         fixed[self.arrays.carried] = False
         fixed[list(donated)] = False
         return fixed

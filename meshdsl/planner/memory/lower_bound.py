@@ -204,7 +204,8 @@ class MemoryLowerBound:
         graph, self.model = model.problem.program.graph, model
         index, wiring = model.problem.index, model.wiring
         levels = list(_levels(model, enclosing))
-        undonated = index.mask(index_array(i for i in range(len(graph.inputs)) if i not in donated))
+        kept = range(len(graph.inputs))
+        undonated = index.mask(index_array(i for i in kept if i not in donated and i not in graph.hosted))
         operands = _ports_of(wiring, [level.operands for level in levels])
         later = _ports_of(wiring, [level.waiting for level in levels])
         results = wiring.producer[np.concatenate([level.results for level in levels])]

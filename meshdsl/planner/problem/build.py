@@ -24,6 +24,7 @@ import numpy as np
 
 from meshdsl.errors import PinError, faults
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
+from meshdsl.ir.host import TO_DEVICE, TO_HOST, TRANSFERS
 from meshdsl.ir.index import Flags, GraphIndex, graph_index, ops_named
 from meshdsl.ir.manual import manual_values
 from meshdsl.ir.solution import Pins
@@ -32,6 +33,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Partial, Split
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
+from meshdsl.planner.costs.op_cost import OpWork
 from meshdsl.planner.problem.ports import Wiring
 from meshdsl.planner.problem.variables import (
     FREE,
@@ -335,16 +337,50 @@ def _can_split(node: Node, port: int, axes: tuple[str, ...], mesh: Mesh) -> bool
 
 def _boundary_nodes(program: TracedProgram, pins: Pins) -> Iterator[Node]:
     """Yields a node per input, which also uses the output that replaces it, then one per other output."""
-    last = program.graph.ops[-1]
+    last, loads, stores = program.graph.ops[-1], *_transfers(program.graph)
     replaced = {i: j for j, i in enumerate(pins.follows)}
-    for i, value in enumerate(program.graph.inputs):
-        j = replaced.get(i)
+
+    def returned(j: int | None) -> tuple[Port, ...]:
         output = None if j is None else last.inputs[j]
-        uses = (Port(output, False, (last.id, j)),) if isinstance(output, Value) else ()  # type: ignore[arg-type]
-        yield tied_node((Port(value, True), *uses), pins.inputs[i], f"input {program.inputs[i].path}")
-    for j, value in _separate_outputs(program, pins):
-        port = Port(value, False, (last.id, j))
-        yield tied_node((port,), pins.outputs[j], f"output {program.outputs[j].path}")
+        if not isinstance(output, Value) or j is None:
+            return ()
+        return (*stores.get(output.id, ()), Port(output, False, (last.id, j)))
+
+    for i, value in enumerate(program.graph.inputs):
+        ports = (Port(value, True), *loads.get(value.id, ()), *returned(replaced.get(i)))
+        name = f"input {program.inputs[i].path}"
+        yield tied_node(ports, pins.inputs[i], name, work=_transfer_work(ports, loads, stores))
+    for j, _ in _separate_outputs(program, pins):
+        ports, name = returned(j), f"output {program.outputs[j].path}"
+        yield tied_node(ports, pins.outputs[j], name, work=_transfer_work(ports, loads, stores))
+
+
+_TransferPorts = dict[int, tuple[Port, Port]]
+
+
+def _transfer_work(ports: Sequence[Port], loads: _TransferPorts, stores: _TransferPorts) -> OpWork:
+    """Returns the work of the transfers of a boundary node."""
+    loaded = {made.value.id for _, made in loads.values()}
+    at = [(p, port.value.id) for p, port in enumerate(ports) if port.defines]
+    return OpWork(
+        0.0, (), 4, loads=tuple(p for p, v in at if v in loaded), stores=tuple(p for p, v in at if v in stores)
+    )
+
+
+def _transfers(graph: Graph) -> tuple[_TransferPorts, _TransferPorts]:
+    """Returns the ports of the transfers to the device by their operand, and of those to the host by their result.
+
+    Each belongs to the node of its input or output: what is in the host's memory is never communicated.
+    """
+    loads, stores = _TransferPorts(), _TransferPorts()
+    for op in graph.ops if graph.hosted or any(op.name == TO_HOST for op in graph.ops) else ():
+        if op.name in TRANSFERS and isinstance(x := op.inputs[0], Value):
+            ports = Port(x, False, (op.id, 0)), Port(op.outputs[0], True)
+            if op.name == TO_DEVICE:
+                loads[x.id] = ports
+            else:
+                stores[op.outputs[0].id] = ports
+    return loads, stores
 
 
 def _separate_outputs(program: TracedProgram, pins: Pins) -> Iterator[tuple[int, Value]]:
@@ -370,7 +406,7 @@ def _graph_nodes(graph: Graph, classes: OpClasses, mesh: Mesh) -> Iterator[Node]
         elif op.id in requested:
             op_class, rows = classes.with_requested_rows(op)
             yield Node(op_class, op, graph.trips, requested=tuple((row, requested[op.id]) for row in rows))
-        elif op.name != "return":
+        elif op.name not in ("return", *TRANSFERS):
             yield Node(classes.of(op), op, graph.trips)
 
 

@@ -117,9 +117,11 @@ class Node:
         return (*self.rows[row].inputs, *self.rows[row].outputs)
 
 
-def tied_node(ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1) -> Node:
+def tied_node(
+    ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1, work: OpWork = NO_WORK
+) -> Node:
     """Returns a node all of whose ports have one layout; ``partial``, which may be partial."""
-    op_class = _tied_class(shapes_of(port.value for port in ports), partial)
+    op_class = _tied_class(shapes_of(port.value for port in ports), partial, work)
     return Node(op_class, trips=trips, pin=pin, linked=ports, name=name)
 
 
@@ -129,8 +131,8 @@ def link_node(ports: tuple[Port, ...], rows: Rows, name: str, trips: int) -> Nod
 
 
 @cache
-def _tied_class(shapes: Shapes, partial: bool) -> OpClass:
-    return OpClass(_tied_rows(len(shapes), len(shapes[0][0]), partial), shapes)
+def _tied_class(shapes: Shapes, partial: bool, work: OpWork) -> OpClass:
+    return OpClass(_tied_rows(len(shapes), len(shapes[0][0]), partial), shapes, work)
 
 
 @cache

@@ -1,0 +1,42 @@
+"""Which inputs and results a plan keeps in the host's memory: the bytes there, those saved at the peak, the seconds."""
+
+from collections.abc import Iterator
+from math import prod
+
+from meshdsl.ir.graph import Op, TracedProgram, Value
+from meshdsl.ir.host import TO_DEVICE, TO_HOST, TRANSFERS, hosted_outputs
+from meshdsl.ir.solution import Pins, Solution
+from meshdsl.plan.op_times import OpTimes
+from meshdsl.plan.types import HostedArray, HostMemory
+
+
+def host_memory(program: TracedProgram, solution: Solution, pins: Pins, times: OpTimes) -> HostMemory | None:
+    """Returns what a solution keeps in the host's memory; None if that is nothing."""
+    arrays = tuple(_arrays(program, solution, pins, times))
+    return HostMemory(arrays, sum(array.bytes for array in arrays)) if arrays else None
+
+
+def _arrays(program: TracedProgram, solution: Solution, pins: Pins, times: OpTimes) -> Iterator[HostedArray]:
+    graph, held = program.graph, dict(solution.held)
+    transfers = [op for op in graph.ops if op.name in TRANSFERS]
+    loads = {x.id: op for op in transfers if op.name == TO_DEVICE and isinstance(x := op.inputs[0], Value)}
+    stores = {op.outputs[0].id: op for op in transfers if op.name == TO_HOST}
+    sent = hosted_outputs(graph)
+    replaced = {i: j for j, i in enumerate(pins.follows) if j in sent and i in graph.hosted}
+
+    def array(path: str, value: Value, copies: int, ops: list[Op]) -> HostedArray:
+        local = solution.layouts[value.id].local_shape(value.shape, solution.mesh.sizes_by_name)
+        size = int(prod(local) * value.itemsize)
+        here = [op.outputs[0] if op.name == TO_DEVICE else op.inputs[0] for op in ops]
+        on_device = any(held.get(x.id, 0) for x in here)
+        return HostedArray(path, size * copies, 0 if on_device else size, sum(map(times.seconds, ops)))
+
+    for i in sorted(graph.hosted):
+        value, j = graph.inputs[i], replaced.get(i)
+        result = graph.returned[j] if j is not None else None
+        ops = [op for op in (loads.get(value.id), result and stores.get(result.id)) if op]
+        yield array(program.inputs[i].path, value, 1 + (j is not None and i not in pins.donated), ops)
+    for j in sorted(sent - set(replaced.values())):
+        result = graph.returned[j]
+        if isinstance(result, Value):
+            yield array(f"output {program.outputs[j].path}".rstrip(), result, 1, [stores[result.id]])
