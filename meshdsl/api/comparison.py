@@ -3,7 +3,7 @@
 The plan is one between the same inputs and outputs, free in between: constraints inside the step are ignored.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -11,19 +11,18 @@ from math import prod
 from typing import Any, Protocol
 
 import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from meshdsl.api.ambient import with_auto_axes
 from meshdsl.api.inspected import InspectedCollective, shortened_line
 from meshdsl.api.stages import CallStages
 from meshdsl.api.traced_step import TracedStep, is_whole, replace_sharding
 from meshdsl.errors import ArgumentError, MeshDSLError
-from meshdsl.ir.graph import Value, walk
+from meshdsl.ir.graph import Source, walk
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.constrained import constrained
 from meshdsl.lowering.hlo.collectives import collectives_of_module
 from meshdsl.lowering.hlo.parse import parse_module
-from meshdsl.lowering.interpreter import run_graph
-from meshdsl.lowering.reference import WholeTarget, is_divided
 from meshdsl.plan.op_times import plan_flops
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import SourceNames
@@ -189,8 +188,8 @@ class PlanComparison:
         """Bytes that XLA's partitioner sends with the statements of the suggested lines.
 
         The step is compiled with ``jax.lax.with_sharding_constraint`` on every value computed on these lines, in the
-        plan's layout unless that is partial. None if it has a ``jax.shard_map`` or other names of axes, or if the
-        compiler fails on it.
+        plan's layout unless that is partial. None if its axes are explicit, whose types state where values lie, or have
+        other names, or if the compiler fails on it.
         """
         return self._suggestion[1]
 
@@ -217,9 +216,20 @@ class PlanComparison:
     def _bytes_with(self, lines: Sequence[WastefulLine]) -> int | None:
         """The bytes of the step compiled with constraints on all values of these lines."""
         sources = {line.source for line in lines}
-        mesh = with_auto_axes(self._step.mesh)
-        places = {value.id: NamedSharding(mesh, spec) for value, spec in self._planned_on(sources)}
-        return self._compiled_bytes(self._stages, places, [x.sharding for x in self._step.shapes], self._step.results)
+        if not self._can_be_compiled:
+            return None
+        places = {
+            (source, dtype, shape): NamedSharding(self._step.mesh, spec)
+            for source in sources
+            for (dtype, shape), spec in self._planned_on(source).items()
+        }
+
+        def place(source: Source, aval: Any) -> NamedSharding | None:
+            kind = self._names.of(source), str(getattr(aval, "dtype", "")), getattr(aval, "shape", ())
+            return places.get(kind)
+
+        jaxpr = constrained(self._step.traced.jaxpr, place)
+        return self._compiled_bytes(jaxpr, [x.sharding for x in self._step.shapes], self._step.results)
 
     @cached_property
     def free_ends(self) -> "FreeEnds | None":
@@ -228,44 +238,42 @@ class PlanComparison:
         None if none lies whole, or if the step cannot be compiled so.
         """
         whole = [i for i, x in enumerate(self._step.shapes) if is_whole(x.sharding) and x.shape]
-        if not whole:
+        if not whole or not self._can_be_compiled:
             return None
         try:
-            plan, _, stages = _plan_of_no_more_work(self.inspection, self._step, free_ends=True)
+            plan, *_ = _plan_of_no_more_work(self.inspection, self._step, free_ends=True)
         except ArgumentError:
             return None
-        mesh = with_auto_axes(self._step.mesh)
         ins = [partition_spec(at.layout, len(at.shape)) for at in plan.inputs]
         outs = [partition_spec(at.layout, len(at.shape)) for at in plan.outputs]
-        places = ([NamedSharding(mesh, spec) for spec in each] for each in (ins, outs))
-        compiled = self._compiled_bytes(stages, {}, *places)
+        if not all(
+            _divides(self._step.mesh, spec, at.shape)
+            for at, spec in zip((*plan.inputs, *plan.outputs), (*ins, *outs), strict=True)
+        ):
+            return None
+        places = ([NamedSharding(self._step.mesh, spec) for spec in each] for each in (ins, outs))
+        compiled = self._compiled_bytes(self._step.traced.jaxpr, *places)
         if compiled is None:
             return None
         moved = [i for i in whole if any(ins[i].partitions)]
         moved.sort(key=lambda i: -prod(plan.inputs[i].shape))
         return FreeEnds(plan, {plan.inputs[i].path: ins[i] for i in moved}, compiled)
 
-    def _compiled_bytes(
-        self, stages: CallStages, places: Mapping[int, NamedSharding], ins: Sequence[Any], outs: Sequence[Any]
-    ) -> int | None:
-        """The bytes that XLA's partitioner sends for a step with some values constrained, between these ends."""
-        mesh, graph = with_auto_axes(self._step.mesh), stages.planned.program.graph
-        if is_divided(graph) or set(mesh.axis_names) != set(self.plan.mesh.names):
-            return None
+    @property
+    def _can_be_compiled(self) -> bool:
+        """Whether constraints on the plan's axes can be written into the step."""
+        mesh = self._step.mesh
+        return AxisType.Explicit not in mesh.axis_types and set(mesh.axis_names) == set(self.plan.mesh.names)
 
-        def here(at: Any) -> NamedSharding | None:
-            return NamedSharding(mesh, at.spec) if isinstance(at, NamedSharding) else None
-
-        shapes = [replace_sharding(x, here(at)) for x, at in zip(self._step.shapes, ins, strict=True)]
-        function = jax.jit(
-            lambda *arrays: tuple(run_graph(graph, arrays, _ConstrainedTarget(places))),
-            out_shardings=tuple(map(here, outs)),
-        )
+    def _compiled_bytes(self, jaxpr: ClosedJaxpr, ins: Sequence[Any], outs: Sequence[Any]) -> int | None:
+        """The bytes that XLA's partitioner sends for a step between these ends; None if it fails."""
+        shapes = [replace_sharding(x, at) for x, at in zip(self._step.shapes, ins, strict=True)]
+        ends = [at if isinstance(at, NamedSharding) else None for at in outs]
         try:
-            text = function.lower(*shapes).compile().as_text() or ""
-        except (jax.errors.JaxRuntimeError, ValueError):
+            compiled = jax.jit(jaxpr_as_fun(jaxpr), out_shardings=ends).lower(*shapes).compile()
+        except jax.errors.JaxRuntimeError:
             return None
-        found = collectives_of_module(parse_module(text), self.plan.mesh)
+        found = collectives_of_module(parse_module(compiled.as_text() or ""), self.plan.mesh)
         return round(sum(c.bytes * c.trips for c in found))
 
     @property
@@ -275,7 +283,7 @@ class PlanComparison:
         best = sent if after is None else min(sent, after)
         if not best or 2 * best <= sent or self.free_ends is None or not self.free_ends.arguments:
             return None
-        return self.free_ends if min(self.free_ends.bytes, self.free_ends.plan.bytes) < best else None
+        return self.free_ends if _NEAR * self.free_ends.bytes < best else None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -361,18 +369,25 @@ class PlanComparison:
     def _statements(self, source: str) -> Iterator[str]:
         explicit = AxisType.Explicit in self._step.mesh.axis_types
         call = "jax.sharding.reshard" if explicit else "jax.lax.with_sharding_constraint"
-        for value, spec in sorted(self._planned_on({source}), key=lambda each: -prod(each[0].shape)):
-            dims = ",".join(map(str, value.shape))
-            yield f"{value.dtype}[{dims}] of {source}: {call}(x, {_spec_text(spec)})"
+        for (dtype, shape), spec in sorted(self._planned_on(source).items(), key=lambda each: -prod(each[0][1])):
+            yield f"{dtype}[{','.join(map(str, shape))}] of {source}: {call}(x, {_spec_text(spec)})"
 
-    def _planned_on(self, sources: set[str]) -> Iterator[tuple[Value, PartitionSpec]]:
-        """The values that the step computes on these lines, with their planned layouts, unless these are partial."""
+    def _planned_on(self, source: str) -> dict[tuple[str, tuple[int, ...]], PartitionSpec]:
+        """The planned layouts of what the step computes on a line, by type, unless these are partial.
+
+        Of several layouts of one type, that of most values.
+        """
         graph, layouts = self._stages.planned.program.graph, self.plan.solution.layouts
+        found = defaultdict[tuple[str, tuple[int, ...]], Counter[PartitionSpec]](Counter)
         for one in (graph, *(body for _, op in walk(graph) for body in op.bodies)):
             for op in one.ops[:-1]:
-                if self._names.of(op.source) in sources and not op.bodies:
-                    at = ((value, layouts[value.id]) for value in op.outputs if len(value.shape) > 1)
-                    yield from ((value, partition_spec(x, len(value.shape))) for value, x in at if not x.partial())
+                if self._names.of(op.source) == source and not op.bodies:
+                    for value in op.outputs:
+                        if len(value.shape) > 1 and not layouts[value.id].partial():
+                            spec = partition_spec(layouts[value.id], len(value.shape))
+                            if _divides(self._step.mesh, spec, value.shape):
+                                found[str(value.dtype), value.shape][spec] += 1
+        return {kind: specs.most_common(1)[0][0] for kind, specs in found.items()}
 
     @cached_property
     def _names(self) -> SourceNames:
@@ -401,6 +416,15 @@ def _plan_of_no_more_work(
     return plan, of_plan, stages
 
 
+def _divides(mesh: Any, spec: PartitionSpec, shape: tuple[int, ...]) -> bool:
+    """Whether every dim divides by the axes that split it; planned dims may be padded."""
+    try:
+        NamedSharding(mesh, spec).shard_shape(shape)
+    except ValueError:
+        return False
+    return True
+
+
 def _listed(items: Sequence[str]) -> str:
     shown = list(dict.fromkeys(items))
     more = f" and {len(shown) - 2} more" if len(shown) > 2 else ""
@@ -409,20 +433,3 @@ def _listed(items: Sequence[str]) -> str:
 
 def _spec_text(spec: Any) -> str:
     return f"P({', '.join(map(repr, spec.partitions))})"
-
-
-class _ConstrainedTarget(WholeTarget):
-    """Whole arrays, some of which are constrained to a sharding."""
-
-    def __init__(self, places: Mapping[int, NamedSharding]) -> None:
-        super().__init__({})
-        self._places = places
-
-    def inner(self) -> "_ConstrainedTarget":
-        """Returns an empty environment under the same constraints."""
-        return _ConstrainedTarget(self._places)
-
-    def define(self, value: Value, array: jax.Array) -> None:
-        """Stores the array, constrained."""
-        at = self._places.get(value.id)
-        super().define(value, array if at is None else jax.lax.with_sharding_constraint(array, at))
