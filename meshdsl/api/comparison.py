@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import combinations
+from linecache import getline
 from math import prod
 from typing import Any, Protocol
 
@@ -22,10 +24,14 @@ from meshdsl.ir.graph import Source, walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.constrained import constrained
 from meshdsl.lowering.hlo.collectives import collectives_of_module
-from meshdsl.lowering.hlo.parse import parse_module
+from meshdsl.lowering.hlo.flops import is_product, product_at
+from meshdsl.lowering.hlo.parse import executed, parse_module
+from meshdsl.lowering.hlo.source import InstructionSources
+from meshdsl.lowering.reference import is_divided
 from meshdsl.plan.op_times import plan_flops
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import SourceNames
+from meshdsl.planner.costs.op_cost import work_of
 from meshdsl.shardings import partition_spec
 from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
 
@@ -82,6 +88,24 @@ class WastefulLine:
     planned: int
     instead: str
     statements: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RepeatedLine:
+    """A line whose products and convolutions are computed by several devices alike.
+
+    Args:
+      source: the line, ``file.py:12``. text: what it reads.
+      times: devices that compute each of them.
+      axes: mesh axes along which they lie, if only these have so many devices; else empty.
+      flops: that one device spends on the line.
+    """
+
+    source: str
+    text: str
+    times: int
+    axes: tuple[str, ...]
+    flops: int
 
 
 @dataclass(frozen=True)
@@ -276,6 +300,32 @@ class PlanComparison:
         found = collectives_of_module(parse_module(compiled.as_text() or ""), self.plan.mesh)
         return round(sum(c.bytes * c.trips for c in found))
 
+    @cached_property
+    def repeated(self) -> tuple[RepeatedLine, ...]:
+        """The lines whose products several devices compute alike, the costliest first; none of those of a shard_map."""
+        graph = self._stages.planned.program.graph
+        if is_divided(graph):
+            return ()
+        text = self._step.compiled.as_text() or ""
+        module, mesh = parse_module(text), self.inspection.mesh
+        lines, computed, places = InstructionSources(text, module), Counter[str](), dict[str, Source]()
+        for site in executed(module, is_product):
+            place = lines.of(site.instruction.rest)
+            source = self._names.of(place) if place.file in self._names.files else ""
+            places[source] = place
+            computed[source] += site.trips * product_at(site.instruction, module.computations[site.inside]).flops
+        whole = Counter[str]()
+        for one, op in walk(graph):
+            whole[self._names.of(op.source)] += round(work_of(op, set()).flops * one.trips)
+        found = list[RepeatedLine]()
+        for source, flops in computed.most_common():
+            times = round(mesh.size * flops / whole[source]) if whole[source] else 1
+            if times > 1:
+                place = places[source]
+                text = getline(place.file, place.line).strip()
+                found.append(RepeatedLine(source, text, times, _only_axes(mesh, times), flops))
+        return tuple(found)
+
     @property
     def saving_ends(self) -> FreeEnds | None:
         """Other layouts of arguments, if they save bytes, and constraints do not save half of them."""
@@ -296,6 +346,7 @@ class PlanComparison:
             "constrained_bytes": self.constrained_bytes,
             "constrained": [line.source for line in self.suggested],
             "lines": [asdict(line) for line in self.lines],
+            "repeated": [asdict(line) for line in self.repeated],
             "free_ends": ends
             and {
                 "bytes": ends.bytes,
@@ -325,7 +376,17 @@ class PlanComparison:
             yield "it sends what the plan sends"
         else:
             yield f"it sends {self.ratio:.2f} times the bytes of the plan, which has the least predicted step time"
+        yield from self._repeated()
         yield from self._ends()
+
+    def _repeated(self) -> Iterator[str]:
+        """The lines whose products are computed more than once."""
+        if self.repeated:
+            wasted = sum(line.flops * (1 - 1 / line.times) for line in self.repeated)
+            yield f"duplicated compute: {percent_text(wasted / self.inspection.flops)} of the product FLOPs, most on"
+        for line in self.repeated[:_STATEMENTS]:
+            over = f" of {','.join(line.axes)}" if line.axes else ""
+            yield f"  {line.source}  {shortened_line(line.text)}: {line.times} devices{over} compute the same"
 
     def _excess(self) -> Iterator[str]:
         """The lines that send too much, and what the statements would do."""
@@ -414,6 +475,14 @@ def _plan_of_no_more_work(
         saved = program.seconds - sum(c.seconds * c.trips for c in plan.collectives)
         slowdown = max(2 * saved * topology.flops32 / repeated, 4 * slowdown)
     return plan, of_plan, stages
+
+
+def _only_axes(mesh: Mesh, devices: int) -> tuple[str, ...]:
+    """The mesh axes with so many devices together, if there is one choice of them."""
+    names = [name for name, size in mesh.sizes_by_name.items() if size > 1]
+    choices = [some for n in range(1, len(names) + 1) for some in combinations(names, n)]
+    found = [some for some in choices if prod(mesh.axis(name) for name in some) == devices]
+    return found[0] if len(found) == 1 else ()
 
 
 def _divides(mesh: Any, spec: PartitionSpec, shape: tuple[int, ...]) -> bool:

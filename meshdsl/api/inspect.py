@@ -29,6 +29,7 @@ from meshdsl.layouts.topology import Topology
 from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.lowering.elsewhere import compiled_elsewhere
 from meshdsl.lowering.hlo.collectives import scope_in
+from meshdsl.lowering.hlo.dataflow import Dataflow
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import parse_module
 from meshdsl.lowering.hlo.schedule import scheduled_collectives
@@ -328,13 +329,13 @@ def _inspection(traced: TracedStep, mesh: Mesh) -> Inspection:
     module = parse_module(text)
     lines = InstructionSources(text, module)
     sent = [
-        (found, tensor, lines.metadata(found.sent.name, tensor.about))
+        (found, i, lines.metadata(found.sent.name, tensor.about))
         for found in scheduled_collectives(module, mesh)
-        for tensor in found.sent.tensors
+        for i, tensor in enumerate(found.sent.tensors)
     ]
-    pairs = [(found, tensor, scope_in(about) or found.sent.scope, lines.of(about)) for found, tensor, about in sent]
-    names = SourceNames(source for *_, source in pairs)
-    found = tuple(inspected_collective(*pair, names, traced.split_shapes) for pair in pairs)
+    pairs = [(found, i, scope_in(about) or found.sent.scope, lines.of(about)) for found, i, about in sent]
+    names, flow = SourceNames(source for *_, source in pairs), Dataflow(module)
+    found = tuple(inspected_collective(*pair, names, flow, traced.split_shapes) for pair in pairs)
     return Inspection(traced.name, mesh, found, compiled_bytes(traced.compiled), product_flops(module), traced)
 
 

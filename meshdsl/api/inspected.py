@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from linecache import getline
 
 from meshdsl.ir.graph import Source
-from meshdsl.lowering.hlo.collectives import CompiledCollective, SentTensor
+from meshdsl.lowering.hlo.collectives import CompiledCollective
+from meshdsl.lowering.hlo.dataflow import Dataflow
 from meshdsl.lowering.hlo.schedule import ScheduledCollective
 from meshdsl.plan.reasons import SourceNames
 
@@ -58,20 +59,23 @@ class InspectedCollective:
 
 def inspected_collective(
     found: ScheduledCollective,
-    tensor: SentTensor,
+    part: int,
     scope: str,
     source: Source,
     names: SourceNames,
+    flow: Dataflow,
     split: Mapping[tuple[int, ...], set[str]],
 ) -> InspectedCollective:
     """One tensor of a collective, on its line.
 
     Args:
-      found: the collective. tensor: of those that it sends.
+      found: the collective. part: the number of the tensor among those that it sends.
       scope: the name stack of the tensor.
       source: its line. names: of lines.
+      flow: of the program's values.
       split: the axes over which arguments lie split, by their whole shapes.
     """
+    tensor = found.sent.tensors[part]
     c = found.sent
     share = float(tensor.bytes / c.bytes) if c.bytes else 0.0
     return InspectedCollective(
@@ -88,22 +92,33 @@ def inspected_collective(
         source=names.of(source),
         text=getline(source.file, source.line).strip() if source.file else "",
         tensor=f"{tensor.dtype}[{','.join(map(str, tensor.dims))}]",
-        note=_waste(c, bool(split.get(tensor.dims, set()) & set(c.axes or ())), scope),
+        note=_waste(c, part, flow, split, scope),
     )
 
 
-def _waste(c: CompiledCollective, is_argument: bool, scope: str) -> str:
-    """What a reader should know of a collective at once.
+# ---- Names of waste --------------------------------------------------------------------------------------------------
 
-    Args:
-      is_argument: whether the tensor is as large as a whole argument that lies split over an axis of the collective.
-    """
-    if c.kind == "all-gather" and is_argument:
-        return f"gathers a whole argument{f', {c.trips} times' if c.trips > 1 else ''}"
-    if c.kind == "all-reduce" and c.trips > 1 and "transpose(" in scope:
-        return f"reduces in every one of {c.trips} iterations"
-    if c.kind == "all-reduce" and is_argument:
-        return "all-reduces what lies split: a reduce-scatter would do"
+
+def _waste(
+    c: CompiledCollective, part: int, flow: Dataflow, split: Mapping[tuple[int, ...], set[str]], scope: str
+) -> str:
+    """What is wasteful about a tensor of a collective, by what it is made of and what becomes of it."""
+    dims, axes = c.tensors[part].dims, set(c.axes or ())
+    is_split = bool(split.get(dims, set()) & axes)  # as large as a whole argument that lies split over these axes
+    if c.kind == "all-gather":
+        if flow.is_sliced(c.name, part):
+            return "gathered whole, then sliced: involuntary rematerialisation"
+        if not flow.is_argument(c.name, part):
+            return ""
+        if is_split:
+            return f"gathers a whole argument{f', {c.trips} times' if c.trips > 1 else ''}"
+        of_a_stack = any(shape[1:] == dims and over & axes for shape, over in split.items())
+        return "gathers a layer of an argument in each iteration" if c.trips > 1 and of_a_stack else ""
+    if c.kind == "all-reduce":
+        if c.trips > 1 and flow.is_accumulated(c.name, part):
+            return f"reduces in each of {c.trips} iterations; once behind the loop would do"
+        if flow.is_sliced(c.name, part) or (is_split and "transpose(" in scope):
+            return "all-reduces what lies split: a reduce-scatter would do"
     return ""
 
 

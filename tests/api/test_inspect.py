@@ -119,6 +119,65 @@ def test_arguments_that_had_better_lie_split():
     assert found.facts["free_ends"]["bytes"] == ends.bytes
 
 
+def test_duplicated_compute():
+    def step(w, x):
+        return jnp.tanh(x @ w).sum() + (x @ w.T).sum()
+
+    found = md.inspect(jax.jit(step), shape((64, 64)), shape((32, 64), "data"), topology=TOPOLOGY).compare()
+    (line,) = found.repeated
+    assert (line.times, line.axes, "x @ w" in line.text) == (2, ("model",), True)
+    assert "duplicated compute: 50% of the FLOPs" in str(found) and "2 devices of model compute the same" in str(found)
+
+
+def stated(x, *spec):
+    return jax.lax.with_sharding_constraint(x, NamedSharding(MESH, PartitionSpec(*spec)))
+
+
+def resharded(x):
+    """XLA cannot go from one of these layouts to the other but through whole arrays."""
+    return stated(jnp.sin(stated(jnp.tanh(x), ("data", "model"))), None, "model", "data") * 2
+
+
+def microbatches(w, batches):
+    def add(total, batch):
+        gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(batch @ w["a"]) @ w["b"]) ** 2)(w)
+        return jax.tree.map(jnp.add, total, gradient), None
+
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, w), batches)[0]
+
+
+def layers(w, x):
+    """Every layer's gradient is another: nothing is added up."""
+    return jax.grad(lambda w: (jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, w)[0] ** 2).sum())(w)
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments", "notes"),
+    [
+        (
+            resharded,
+            [shape((8, 16, 32), ("data", "model"))],
+            {"gathered whole, then sliced: involuntary rematerialisation"},
+        ),
+        (
+            microbatches,
+            [{"a": shape((64, 128)), "b": shape((128, 64))}, shape((4, 32, 64), None, "data")],
+            {"reduces in each of 4 iterations; once behind the loop would do"},
+        ),
+        (layers, [shape((4, 64, 64)), shape((32, 64), "data")], {""}),
+        (
+            layers,
+            [shape((4, 64, 64), None, "data"), shape((32, 64), "data")],
+            {"gathers a layer of an argument in each iteration", ""},
+        ),
+    ],
+    ids=["involuntary rematerialisation", "microbatches", "layers", "split layers"],
+)
+def test_names_of_waste(step, arguments, notes):
+    found = md.inspect(jax.jit(step), *arguments, topology=TOPOLOGY)
+    assert {c.note for c in found.collectives if c.bytes > 100} == notes
+
+
 def test_loops_and_explicit_axes():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
 
