@@ -126,7 +126,9 @@ def test_duplicated_compute():
     found = md.inspect(jax.jit(step), shape((64, 64)), shape((32, 64), "data"), topology=TOPOLOGY).compare()
     (line,) = found.repeated
     assert (line.times, line.axes, "x @ w" in line.text) == (2, ("model",), True)
-    assert "duplicated compute: 50% of the FLOPs" in str(found) and "2 devices of model compute the same" in str(found)
+    assert "duplicated compute: 50% of the product FLOPs" in str(
+        found
+    ) and "2 devices of model compute the same" in str(found)
 
 
 def stated(x, *spec):
