@@ -31,6 +31,7 @@ from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import Module, parse_module
 from meshdsl.lowering.hlo.schedule import scheduled_collectives
 from meshdsl.lowering.overlap import OverlapReport, compare_overlap, planned_overlap
+from meshdsl.lowering.simulation.check import ProgramCheck
 from meshdsl.util.text import bytes_text, table
 
 Rows = Sequence[Sequence[str]]
@@ -88,6 +89,8 @@ class VerifyReport:
       held: memory and FLOPs; None where only texts were compared.
       target: the devices and compiler of an ahead-of-time target, if any.
       overlap: what runs beside the collectives of a TPU's or GPU's program; None for others.
+      sums: the results beside those of the unsharded step, on simulated devices; None if they are not checked.
+      unchecked: why they are not; empty if nobody asked.
 
     Example:
       >>> report = md.parallelize(lambda x: jnp.sum(x * x), "data=8", md.data_parallel()).verify(jnp.ones((64, 8)))
@@ -100,6 +103,8 @@ class VerifyReport:
     held: DeviceUsage | None = None
     target: str = ""
     overlap: OverlapReport | None = None
+    sums: ProgramCheck | None = None
+    unchecked: str = ""
 
     @property
     def equal(self) -> bool:
@@ -112,7 +117,27 @@ class VerifyReport:
         shown = self.overlap if self.overlap and self.overlap.scheduled else None
         schedule = ["", *table(_aligned(shown.rows(), (3, 4, 6, 7))), shown.summary] if shown else []
         notes = (f"note: {note}" for note in self.notes)
-        return "\n".join([*first, *table(self._rows()), *none, *schedule, *notes])
+        return "\n".join([*first, *table(self._rows()), *none, *schedule, *self._sums(), *notes])
+
+    def _sums(self) -> list[str]:
+        """What is known of the results."""
+        if self.sums is None:
+            return [f"sums: not checked, {self.unchecked}"] if self.unchecked else []
+        how = "compared in exact arithmetic" if "optimized" in self.sums.stages else "compared as lowered"
+        agreeing = f"{len(self.sums.agreeing)} of {self.sums.results} results are those of the unsharded step"
+        return [f"sums: {agreeing}, {how} on simulated devices", *self.sums.left_open]
+
+    def with_sums(self, found: ProgramCheck | str) -> "VerifyReport":
+        """Returns the report with what was found of the results, or why they were not checked.
+
+        Raises:
+          VerifyError: a result is wrong.
+        """
+        if isinstance(found, str):
+            return replace(self, unchecked=found)
+        if not found.equal:
+            raise VerifyError(str(found))
+        return replace(self, sums=found)
 
     def _rows(self) -> Rows:
         """The table: collectives and bytes per kind and axes, memory and FLOPs."""

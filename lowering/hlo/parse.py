@@ -59,11 +59,12 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Module:
-    """Computations by name, and the name of the root instruction of each."""
+    """Computations by name, and the name of the root instruction of each; the first line names the module."""
 
     entry: str
     computations: Mapping[str, tuple[Instruction, ...]]
     roots: Mapping[str, str]
+    head: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def members(text: str) -> list[str]:
 
 def parse_module(text: str) -> Module:
     """Returns the module of HLO ``text``."""
-    entry = inside = ""
+    entry = inside = head = ""
     computations: dict[str, list[Instruction]] = {}
     roots: dict[str, str] = {}
     for line in text.splitlines():
@@ -112,7 +113,9 @@ def parse_module(text: str) -> Module:
         elif inside and (match := _NAME.match(line)):
             computations[inside].append(_instruction(match.group(2), match.group(3)))
             roots |= {inside: match.group(2)} if match.group(1) else {}
-    return Module(entry, {name: tuple(lines) for name, lines in computations.items()}, roots)
+        elif line.startswith("HloModule "):
+            head = line
+    return Module(entry, {name: tuple(lines) for name, lines in computations.items()}, roots, head)
 
 
 def _instruction(name: str, text: str) -> Instruction:

@@ -1,18 +1,21 @@
 """A compiled program checked against the step that it was compiled from, result by result, without running it.
 
     partitioned    what the partitioner makes of the step, in exact arithmetic (``numbers.PrimeField``)
+    lowered        a planned program, which says itself what every device runs: the same, beside the unsharded step
     optimized      what runs, in float64, up to rounding
 
 Both are run on simulated devices, on random inputs. A result that agrees everywhere in the first is the step's, but for
 a chance of about the degree of its expression over 2**31, and for comparisons that come out otherwise for other inputs;
-where exact arithmetic cannot follow (complex numbers), float64 is used as well. For a result that differs, the
-operation that makes it wrong is looked for.
+where exact arithmetic cannot follow (complex numbers), float64 is used as well, and so it is for results of a planned
+program that differ in exact arithmetic: planners use laws that hold for floats alone, such as that none is above the
+largest one. For a result that differs, the operation that makes it wrong is looked for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from math import prod
 from pathlib import PurePath
 from typing import Any
 
@@ -22,20 +25,27 @@ from meshdsl.errors import CheckError
 from meshdsl.ir.graph import Source
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.hlo.parse import Module, parse_module
+from meshdsl.lowering.hlo.flops import product_flops
+from meshdsl.lowering.hlo.parse import Module, arrays, executed, parse_module
 from meshdsl.lowering.hlo.source import InstructionSources
 from meshdsl.lowering.partitioner import CompiledModules
 from meshdsl.lowering.simulation.comparison import ProgramPair, ResultCheck
+from meshdsl.lowering.simulation.contraction import PRODUCT_COST
 from meshdsl.lowering.simulation.faults import FaultFinder, FaultyOperation
 from meshdsl.lowering.simulation.interpreter import TooLarge, Unfollowed
 from meshdsl.lowering.simulation.numbers import Numbers, PrimeField, Reals
-from meshdsl.lowering.simulation.operation import Unreadable
+from meshdsl.lowering.simulation.operation import Operation, Unreadable
 from meshdsl.lowering.simulation.types import ObservedTypes, Recording
 
 LIMIT = 1e9  # elements that are computed for one input; about a minute
 _PASSED_ON = ("parameter", "get-tuple-element", "copy", "bitcast", "call", "while", "conditional", "fusion")
+_SLACK = 2  # values that all devices share are computed once
 _FEW = 2  # bound of integers that are indices within any array
-_HOW = {"partitioned": "in exact arithmetic", "optimized": "as optimized"}  # by stage
+_HOW = {"partitioned": "in exact arithmetic", "lowered": "in exact arithmetic", "optimized": "as optimized"}  # by stage
+
+
+class TooManyElementsError(CheckError):
+    """A program computes more elements than simulated devices may."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class ProgramCheck:
     Args:
       name: of the step. mesh: of its devices.
       results: how many it has. inputs: random ones that were tried.
-      stages: programs that were run: ``partitioned``, ``optimized``.
+      stages: programs that were run: ``partitioned`` or ``lowered``, ``optimized``.
       agreeing: paths of the results that agree in all of them.
       faults: operations that make results wrong.
       unfollowed: operations that could not be followed.
@@ -118,17 +128,23 @@ class ProgramCheck:
     def __str__(self) -> str:
         head = f"{self.name} on mesh {self.mesh}: {len(self.agreeing)} of {self.results} results agree with the step"
         how = " and ".join(_HOW[stage] for stage in self.stages)
-        lines = [f"{head}, {how}, for {self.inputs} inputs"]
+        lines = [f"{head}, {how}, for {self.inputs} input{'s' * (self.inputs != 1)}"]
         for fault in self.faults:
             lines.append(f"wrong: {', '.join(fault.results)}")
             over = f" over {','.join(fault.axes)}" if fault.axes else ""
             lines.append(f"  {fault.kind}: {fault.operation}{over} of {_place(fault.place)} ({fault.stage} program)")
             lines.append(f"    {fault.text}")
+        return "\n".join([*lines, *self.left_open])
+
+    @property
+    def left_open(self) -> list[str]:
+        """Lines on the results that are not checked."""
+        lines = []
         for each in self.unfollowed:
             lines.append(f"not followed: {', '.join(each.results)}")
             where = f"{each.operation} of {_place(each.place)} ({each.stage} program)"
             lines.append(f"  {where}: {each.reason}")
-        return "\n".join(lines)
+        return lines
 
 
 def _place(source: Source) -> str:
@@ -157,7 +173,8 @@ def typed_values(name: str, modules: CompiledModules, mesh: Mesh, limit: float =
     Raises:
       CheckError: the program is too large to be run here, or cannot be.
     """
-    stage = _Stage("partitioned", modules.partitioned, parse_module(modules.whole), mesh, 1, limit)
+    pair = ProgramPair(parse_module(modules.whole), parse_module(modules.partitioned), mesh.size)
+    stage = _Stage("partitioned", modules.partitioned, pair, mesh, 1, limit)
     with _said(name, mesh, limit):
         return list(stage.typed())
 
@@ -176,12 +193,64 @@ def check_program(
     Raises:
       CheckError: the program is too large to be run here.
     """
-    whole = parse_module(modules.whole)
+    whole, texts = parse_module(modules.whole), {"partitioned": modules.partitioned, "optimized": modules.optimized}
     stages = [
-        _Stage(stage, text, whole, mesh, inputs, limit)
-        for stage, text in zip(_HOW, (modules.partitioned, modules.optimized), strict=True)
+        _Stage(stage, text, ProgramPair(whole, parse_module(text), mesh.size), mesh, inputs, limit)
+        for stage, text in texts.items()
         if text
     ]
+    return _checked(name, stages, mesh, paths, inputs, limit)
+
+
+@dataclass(frozen=True)
+class PlannedModules:
+    """The HLO texts of a step and of the planned program that was made of it.
+
+    Args:
+      step: the unsharded step, as it is lowered for one device.
+      lowered: the planned program, before any compiler has changed it.
+      optimized: the same as it runs; empty if it is not compiled.
+      kept: the arguments of the step that the planned program takes.
+      given: arguments that are not random, by their places: integers and truth values, which may be indices.
+    """
+
+    step: str
+    lowered: str
+    optimized: str
+    kept: tuple[int, ...]
+    given: Mapping[int, np.ndarray]
+
+
+def check_planned(
+    name: str, modules: PlannedModules, mesh: Mesh, paths: Sequence[str], inputs: int = 1, limit: float = LIMIT
+) -> ProgramCheck:
+    """Return which results of a planned program are those of the unsharded step; arguments are as in ``check_program``.
+
+    Raises:
+      CheckError: the program is too large to be run here.
+    """
+    step, lowered = parse_module(modules.step), parse_module(modules.lowered)
+    with _said(name, mesh, limit):
+        if mesh.size * _elements(lowered) > _SLACK * limit:
+            raise TooLarge
+    pair = ProgramPair(step, lowered, mesh.size, None, modules.kept, modules.given)
+    stages = [_Stage("lowered", modules.lowered, pair, mesh, inputs, limit, modules.step)]
+    if modules.optimized:
+        pair = ProgramPair(step, parse_module(modules.optimized), mesh.size, lowered, modules.kept, modules.given)
+        stages.append(_Stage("optimized", modules.optimized, pair, mesh, inputs, limit, modules.step))
+    return _checked(name, stages, mesh, paths, inputs, limit)
+
+
+def _elements(module: Module) -> float:
+    """Elements that a device computes, before it runs; those of loops of an unknown number of iterations once."""
+    sites = executed(module, lambda line: line.opcode not in (*_PASSED_ON, "tuple", "custom-call"))
+    made = sum(prod(x.dims) * site.trips for site in sites for x in arrays(site.instruction.type))
+    return made + product_flops(module) / 2 * PRODUCT_COST
+
+
+def _checked(
+    name: str, stages: "Sequence[_Stage]", mesh: Mesh, paths: Sequence[str], inputs: int, limit: float
+) -> ProgramCheck:
     faults, verdicts, known = list[CompiledFault](), list[list[str]](), set[int]()
     with _said(name, mesh, limit):
         for stage in stages:
@@ -201,7 +270,7 @@ def _said(name: str, mesh: Mesh, limit: float) -> Iterator[None]:
     try:
         yield
     except TooLarge as error:
-        raise CheckError(
+        raise TooManyElementsError(
             f"{name} computes more than {limit:.0e} elements on {mesh.size} simulated devices\n"
             "give smaller arguments, jax.ShapeDtypeStruct of fewer rows or a smaller model: what is compiled for them "
             "is checked"
@@ -213,9 +282,14 @@ def _said(name: str, mesh: Mesh, limit: float) -> Iterator[None]:
 class _Stage:
     """A program of one stage beside the whole one."""
 
-    def __init__(self, stage: str, text: str, whole: Module, mesh: Mesh, inputs: int, limit: float) -> None:
-        self.name, self._text, self._mesh, self._inputs, self._limit = stage, text, mesh, inputs, limit
-        self._pair = ProgramPair(whole, parse_module(text), mesh.size)
+    def __init__(
+        self, stage: str, text: str, pair: ProgramPair, mesh: Mesh, inputs: int, limit: float, step: str = ""
+    ) -> None:
+        self.name, self._pair = stage, pair
+        self._mesh, self._inputs, self._limit = mesh, inputs, limit
+        self._exact = stage != "optimized"
+        self._planned = bool(step)
+        self._sources = cache(lambda: InstructionSources(step or text, pair.reference if step else pair.partitioned))
 
     def verdicts(self, count: int) -> list[str]:
         """Returns ``agrees``, ``wrong`` or ``unfollowed`` for every result."""
@@ -225,7 +299,7 @@ class _Stage:
 
     @cached_property
     def _numbers(self) -> Numbers:
-        return PrimeField() if self.name == "partitioned" else Reals()
+        return PrimeField() if self._exact else Reals()
 
     @cached_property
     def _runs(self) -> list[list[ResultCheck]]:
@@ -233,11 +307,37 @@ class _Stage:
         runs = []
         for seed in range(self._inputs):
             found = self._pair.compare(self._numbers, seed, self._limit)
-            if self.name == "partitioned" and any(x.unfollowed for x in found):
+            if self._exact and any(map(self._is_open, found)):
                 again = self._pair.compare(Reals(), seed, self._limit)
-                found = [b if a.unfollowed else a for a, b in zip(found, again, strict=True)]
+                found = [b if self._is_open(a) else a for a, b in zip(found, again, strict=True)]
+            if self._planned and any(x.differs for x in found):
+                found = self._without_bad_indices(seed, found)
+            if any(x.differs and x.rounded for x in found):
+                found = self._without_rounding(seed, found)
             runs.append(found)
         return runs
+
+    def _without_rounding(self, seed: int, found: list[ResultCheck]) -> list[ResultCheck]:
+        """Results that differ from the step no more than it does from itself, but for rounding, are left open."""
+        unstable = self._pair.unstable(seed, self._limit)
+        why = Unfollowed(self._pair.result(), "rounding errors of random arguments change it: compare by running it")
+        return [
+            replace(x, differs=False, unfollowed=why) if x.differs and x.rounded and x.index in unstable else x
+            for x in found
+        ]
+
+    def _without_bad_indices(self, seed: int, found: list[ResultCheck]) -> list[ResultCheck]:
+        """Results that differ only for integers that may be out of range are left open: a step may not allow them."""
+        if (drawn := self._pair.drawn_integer()) is None:
+            return found
+        again = self._pair.compare(Reals(), seed, self._limit, below=_FEW)
+        why = Unfollowed(drawn, "differs for some integers, which may be no indices of this step: give values")
+        pairs = zip(found, again, strict=True)
+        return [replace(a, differs=False, unfollowed=why) if a.differs and not b.differs else a for a, b in pairs]
+
+    def _is_open(self, found: ResultCheck) -> bool:
+        """Whether exact arithmetic does not tell."""
+        return found.unfollowed is not None or (self._planned and found.differs)
 
     def faults(self, paths: Sequence[str], wrong: Sequence[int]) -> list[CompiledFault]:
         """Returns the operations that make some results wrong."""
@@ -276,7 +376,7 @@ class _Stage:
             known = types.of(value)
             yield TypedValue(
                 operation.opcode,
-                self._place(operation.name, operation.instruction.attributes),
+                self._place(operation),
                 f"{operation.type.dtype}[{','.join(map(str, operation.type.dims))}]",
                 known.layout if known else None,
             )
@@ -285,7 +385,7 @@ class _Stage:
         if fault is None:
             text = "no single operation makes it so: it differs from the step in float64 or behind a loop"
             return CompiledFault("another value", "program", (), Source(), text, self.name, tuple(results))
-        place = self._place(fault.operation.name, fault.operation.instruction.attributes)
+        place = self._place(fault.step if self._planned else fault.operation)
         return CompiledFault(
             fault.kind, fault.operation.opcode, fault.axes, place, fault.text, self.name, tuple(results)
         )
@@ -300,7 +400,7 @@ class _Stage:
         return [
             UnfollowedOperation(
                 cause.operation.opcode,
-                self._place(cause.operation.name, cause.operation.instruction.attributes),
+                self._place(cause.operation),
                 cause.reason,
                 self.name,
                 tuple(results),
@@ -308,12 +408,16 @@ class _Stage:
             for cause, results in grouped.values()
         ]
 
-    def _place(self, name: str, own: str) -> Source:
-        return self._sources.of(self._sources.metadata(name, own))
+    def _place(self, operation: Operation | None) -> Source:
+        """The line of an operation; planned programs have those of the step, whose operations state them."""
+        if operation is None or (self._planned and not self._is_of_step(operation)):
+            return Source()
+        sources = self._sources()
+        return sources.of(sources.metadata(operation.name, operation.instruction.attributes))
 
-    @cached_property
-    def _sources(self) -> InstructionSources:
-        return InstructionSources(self._text, self._pair.partitioned)
+    def _is_of_step(self, operation: Operation) -> bool:
+        lines = self._pair.reference.computations.values()
+        return any(line is operation.instruction for body in lines for line in body)
 
 
 def _beyond(fault: FaultyOperation) -> FaultyOperation:

@@ -5,8 +5,8 @@ the partitioned module gets its blocks of the reference's arguments, and its res
 reference's results.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from meshdsl.lowering.hlo.parse import Instruction, Module, arrays, members
 from meshdsl.lowering.simulation import contraction, exchange, indexing, pointwise, shaping, windows
 from meshdsl.lowering.simulation.interpreter import Devices, Observer, Unfollowed, Value
 from meshdsl.lowering.simulation.numbers import Array, Numbers, PrimeField, Reals
-from meshdsl.lowering.simulation.operation import Operation, Unreadable, dtype_of, kind_of
+from meshdsl.lowering.simulation.operation import Operation, Unreadable, dtype_of, float_type, kind_of
 from meshdsl.lowering.simulation.sharding import Blocks, blocks_of
 
 FUNCTIONS = {
@@ -25,6 +25,7 @@ FUNCTIONS = {
     **indexing.FUNCTIONS,
     **exchange.FUNCTIONS,
 }
+_NUDGE = 1e-12  # relative to an argument
 _SMALL = 8  # half of the integers are below this, where indices are likely to be inside of arrays
 
 
@@ -50,13 +51,19 @@ class ProgramPair:
     """A partitioned program and what it was made of.
 
     Args:
-      reference: the module before the partitioner. partitioned: after it.
+      reference: the module before the partitioner, or that of the step on one device. partitioned: what is compared.
       count: the number of devices.
+      ends: the module whose parameters and results state how blocks are cut, default is the reference.
+      kept: the arguments of the reference that the partitioned program takes, and ``ends``; default is all.
+      given: arguments that are not random, by their places: integers and truth values.
     """
 
     reference: Module
     partitioned: Module
     count: int
+    ends: Module | None = None
+    kept: tuple[int, ...] | None = None
+    given: Mapping[int, Array] = field(default_factory=dict)
 
     def compare(
         self,
@@ -79,24 +86,65 @@ class ProgramPair:
           Unreadable: the parameters or results of the modules are in no notation that is known.
         """
         given = self.arguments(numbers, seed, below)
-        entered = [self._blocks(x, parameter) for x, parameter in zip(given, self._parameters, strict=True)]
+        taken = given if self.kept is None else [given[i] for i in self.kept]
+        lines = _parameters(self.reference) if self.ends is None else _parameters(self.ends)
+        if self.ends is None and self.kept is not None:
+            lines = [lines[i] for i in self.kept]
+        entered = [self._blocks(x, parameter) for x, parameter in zip(taken, lines, strict=True)]
         expected = Devices(self.reference, self.count, numbers, FUNCTIONS, limit, whole).run(given)
         found = Devices(self.partitioned, self.count, numbers, FUNCTIONS, limit, local).run(entered)
-        ends = zip(_flat(expected), _flat(found), self.result_blocks(), strict=True)
-        return [self._judged(i, numbers, *end) for i, end in enumerate(ends)]
+        results = zip(_flat(expected), _flat(found), self.result_blocks(), strict=True)
+        return [self._judged(i, numbers, *result) for i, result in enumerate(results)]
+
+    def unstable(self, seed: int, limit: float) -> set[int]:
+        """Returns the results of the reference that rounding errors of its arguments change, in float64, for a seed.
+
+        So do those of iterations that do not converge for random numbers.
+        """
+        numbers, rng = Reals(), np.random.default_rng(seed)
+        given = self.arguments(numbers, seed)
+        nudged = [
+            x * (1 + _NUDGE * rng.standard_normal(x.shape)) if isinstance(x, np.ndarray) and x.dtype.kind in "fc" else x
+            for x in given
+        ]
+        runs = (Devices(self.reference, self.count, numbers, FUNCTIONS, limit).run(x) for x in (given, nudged))
+        pairs = enumerate(zip(*map(_flat, runs), strict=True))
+        return {i for i, (a, b) in pairs if isinstance(a, Unfollowed) or differs(numbers, b, [a[0]])}
 
     def arguments(self, numbers: Numbers, seed: int, below: int | None = None) -> list[Value]:
-        """Returns random arguments of the reference: small integers, since they may be indices."""
+        """Returns arguments of the reference, random if none are given: small integers, since they may be indices."""
         rng = np.random.default_rng(seed)
-        lengths = [n for line in self._parameters for x in arrays(line.type) for n in x.dims]
-        return [self._argument(line, numbers, rng, below or max(lengths, default=1)) for line in self._parameters]
+        lines = _parameters(self.reference)
+        longest = below or max((n for line in lines for x in arrays(line.type) for n in x.dims), default=1)
+        return [
+            self.given[i].astype(dtype_of(arrays(line.type)[0].dtype))[None]
+            if i in self.given
+            else self._argument(line, numbers, rng, longest)
+            for i, line in enumerate(lines)
+        ]
+
+    def result(self) -> Operation:
+        """Returns the operation of the partitioned program that makes its results."""
+        module = self.partitioned
+        root = module.roots[module.entry]
+        return Operation(next(line for line in module.computations[module.entry] if line.name == root))
+
+    def drawn_integer(self) -> Operation | None:
+        """Returns the first argument that consists of random integers, which may be indices."""
+        lines = enumerate(_parameters(self.reference))
+        drawn = (Operation(line) for i, line in lines if i not in self.given)
+        return next((each for each in drawn if each.kind == "int"), None)
 
     @staticmethod
     def _argument(line: Instruction, numbers: Numbers, rng: np.random.Generator, longest: int) -> Value:
         (made,) = arrays(line.type)
         kind, shape = kind_of(made.dtype), (1, *made.dims)
         if kind == "float":
-            return numbers.random(rng, shape)
+            drawn = numbers.random(rng, shape)
+            if isinstance(numbers, PrimeField):
+                return drawn
+            drawn = np.abs(drawn) if made.dtype == "f8e8m0fnu" else drawn  # it has no sign
+            return drawn.astype(float_type(made.dtype)).astype(np.float64)
         if kind == "bool":
             return rng.integers(0, 2, shape).astype(bool)
         if kind == "complex":
@@ -111,12 +159,6 @@ class ProgramPair:
         wide = rng.integers(0, min(longest, np.iinfo(dtype).max), shape)
         return np.where(rng.random(shape) < 0.5, wide, wide % _SMALL).astype(dtype)
 
-    @property
-    def _parameters(self) -> list[Instruction]:
-        """The parameters of the reference, in order."""
-        found = [line for line in self.reference.computations[self.reference.entry] if line.opcode == "parameter"]
-        return sorted(found, key=lambda line: int(line.rest.split(")")[0]))
-
     def _blocks(self, x: Value, parameter: Instruction) -> Value:
         if isinstance(x, Unfollowed):
             return x
@@ -130,8 +172,8 @@ class ProgramPair:
 
     def result_blocks(self) -> list[Blocks]:
         """Returns which blocks of the results the devices have to have."""
-        entry = self.reference.entry
-        root = next(x for x in self.reference.computations[entry] if x.name == self.reference.roots[entry])
+        ends = self.ends or self.reference
+        root = next(x for x in ends.computations[ends.entry] if x.name == ends.roots[ends.entry])
         shapes = arrays(root.type)
         text = Operation(root).attributes.get("sharding", "{replicated}")
         texts = members(text) if text.startswith("{{") else [text] * len(shapes)
@@ -142,6 +184,12 @@ class ProgramPair:
         if unknown := next((x for x in (expected, found) if isinstance(x, Unfollowed)), None):
             return ResultCheck(index, False, False, unknown)
         return ResultCheck(index, differs(numbers, found, blocks.cut(expected)), isinstance(numbers, Reals))
+
+
+def _parameters(module: Module) -> list[Instruction]:
+    """The parameters of a module, in order."""
+    found = [line for line in module.computations[module.entry] if line.opcode == "parameter"]
+    return sorted(found, key=lambda line: int(line.rest.split(")")[0]))
 
 
 def differs(numbers: Numbers, found: Array, blocks: Sequence[Array]) -> bool:

@@ -13,13 +13,13 @@ from meshdsl.lowering.simulation.operation import Operation, Unreadable, dtype_o
 from meshdsl.lowering.simulation.shaping import padded
 
 _LABELS = re.compile(r"(\w+)_(\w+)->(\w+)")
-_COST = 0.01  # of a multiply-add, in elements
+PRODUCT_COST = 0.01  # of a multiply-add, in elements
 
 
 def matmul(devices: Devices, at: Operation, a: Array, b: Array) -> Array:
     """Returns the products of stacked matrices, in the numbers of the result."""
     count = max(len(a), len(b))
-    devices.charge(_COST * count * prod(a.shape[1:]) * b.shape[-1])
+    devices.charge(PRODUCT_COST * count * prod(a.shape[1:]) * b.shape[-1])
     if at.kind == "float":
         return devices.numbers.matmul(a, b)
     if at.kind == "bool":

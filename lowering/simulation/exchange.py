@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from meshdsl.lowering.hlo.collectives import replica_groups, source_target_pairs
+from meshdsl.lowering.hlo.parse import ArrayType
 from meshdsl.lowering.simulation.indexing import top_k
-from meshdsl.lowering.simulation.interpreter import Devices, Function, Value
+from meshdsl.lowering.simulation.interpreter import SHARD_MAP_ENDS, Devices, Function, Unfollowed, Value
 from meshdsl.lowering.simulation.numbers import Array
 from meshdsl.lowering.simulation.operation import Operation, Unreadable, dtype_of
-from meshdsl.lowering.simulation.sharding import blocks_of
+from meshdsl.lowering.simulation.sharding import blocks_of, named_meshes, shardings_per_value
 from meshdsl.lowering.simulation.windows import combined, folded, total
 
 
@@ -142,6 +143,8 @@ def _custom_call(devices: Devices, at: Operation, *args: Array) -> Value:
         return _entered(devices, at, args[0])
     if target == "SPMDShardToFullShape":
         return _left(devices, at, args[0])
+    if target in SHARD_MAP_ENDS:
+        return (_each_cut if target == SHARD_MAP_ENDS[0] else _each_joined)(devices, at, args)
     if target == "TopK":
         return top_k(devices, at, args[0])
     if target == "AllocateBuffer":
@@ -158,6 +161,37 @@ def _entered(devices: Devices, at: Operation, x: Array) -> Array:
     factors = tuple(n // m for n, m in zip(whole, local, strict=True))
     blocks = blocks_of(sharding, len(whole), devices.count).divided(factors)
     return np.stack(blocks.cut(x))
+
+
+def _each_cut(devices: Devices, at: Operation, args: Sequence[Value]) -> Value:
+    """The same of all operands of a shard_map that no partitioner has read yet."""
+
+    def cut(x: Array, local: ArrayType, text: str) -> Array:
+        factors = tuple(n // m for n, m in zip(x.shape[1:], local.dims, strict=True))
+        return np.stack(blocks_of(text, len(factors), devices.count).divided(factors).cut(x))
+
+    ends = zip(args, at.types, _stated(devices, at, "in_shardings"), strict=True)
+    made = [x if isinstance(x, Unfollowed) else cut(x, local, text) for x, local, text in ends]
+    return tuple(made) if at.instruction.type.startswith("(") else made[0]
+
+
+def _each_joined(devices: Devices, at: Operation, args: Sequence[Value]) -> Value:
+    """The whole arrays of all results of a shard_map that no partitioner has read yet."""
+
+    def joined(x: Array, whole: ArrayType, text: str) -> Array:
+        factors = tuple(n // m for n, m in zip(whole.dims, x.shape[1:], strict=True))
+        return blocks_of(text, len(factors), devices.count).divided(factors).joined(_all(devices, x), whole.dims)
+
+    ends = zip(args, at.types, _stated(devices, at, "out_shardings"), strict=True)
+    made = [x if isinstance(x, Unfollowed) else joined(x, whole, text) for x, whole, text in ends]
+    return tuple(made) if at.instruction.type.startswith("(") else made[0]
+
+
+def _stated(devices: Devices, at: Operation, ends: str) -> list[str]:
+    """The shardings at one of the ends of a shard_map."""
+    attributes = at.attributes["frontend_attributes"]
+    text = attributes.split(f"xla.sdy.{ends}=", 1)[1].split("]>]>", 1)[0]
+    return shardings_per_value(f"{text}]>", named_meshes(devices.module.head))
 
 
 def _left(devices: Devices, at: Operation, x: Array) -> Array:

@@ -24,6 +24,7 @@ _CUTTING = (
     *("slice", "dynamic-slice", "pad", "reshape", "transpose", "copy"),
     *("select", "concatenate", "reverse", "bitcast"),
 )
+_ENDS = ("xla.sdy.LocalToGlobalShape", "xla.sdy.FuncResultSharding")  # blocks of devices become results
 _Node = tuple[str, str, tuple[int, ...]]  # computation, instruction, place in its tuple
 
 
@@ -37,12 +38,14 @@ class FaultyOperation:
       operation: of the compiled program; for a missing reduction, the one that computes the partial sum.
       axes: mesh axes of a collective, or of a partial sum that is never reduced.
       text: what it does, in types.
+      step: the operation of the step whose value it reads, computes a partial sum of, or hands on; None if unknown.
     """
 
     kind: str
     operation: Operation
     axes: tuple[str, ...]
     text: str
+    step: Operation | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ class FaultFinder:
             for body in called(operation.instruction)
             if body != operation.attributes.get("condition", "").lstrip("%")
         ]
+        if operation.attributes.get("custom_call_target", "").strip('"') in _ENDS and place:
+            return [(computation, operation.operands[place[0]], place[1:])]
         if operation.opcode == "while":
             return [(computation, operation.operands[0], place), *inside]
         return [*operands, *inside]
@@ -123,12 +128,17 @@ class FaultFinder:
         return value
 
     def _resolved(self, node: _Node) -> _Node:
-        """The operation that computes a value, behind tuples."""
+        """The operation that computes a value, behind tuples, calls and the end of a shard_map."""
         record = self.local.of(*node[:2])
-        while record is not None and record.operation.opcode in ("tuple", "get-tuple-element"):
-            node = self._sources(node)[0]
+        while record is not None and self._hands_on(record.operation):
+            node = self._sources(node)[-1]
             record = self.local.of(*node[:2])
         return node
+
+    @staticmethod
+    def _hands_on(operation: Operation) -> bool:
+        target = operation.attributes.get("custom_call_target", "").strip('"')
+        return operation.opcode in ("tuple", "get-tuple-element", "call") or target in _ENDS
 
     @staticmethod
     def _is_own(record: Record, inside: set[str]) -> bool:
@@ -172,7 +182,8 @@ class FaultFinder:
             kind = "blocks of other devices"
         inputs = ", ".join(f"{known.whole.name} ({known})" for _, known in reads) if text.startswith("computes") else ""
         gives = f"; the result is {found} of {found.whole.name}" if found is not None else ""
-        return FaultyOperation(kind, operation, axes, f"{text}{f' from {inputs}' if inputs else ''}{gives}")
+        step = found.whole if found is not None else reads[0][1].whole if reads else None
+        return FaultyOperation(kind, operation, axes, f"{text}{f' from {inputs}' if inputs else ''}{gives}", step)
 
     def _missing(self, computation: str, name: str, known: ObservedType, why: str) -> FaultyOperation:
         """A partial sum that is not reduced: the fault lies where it is computed."""
@@ -193,6 +204,7 @@ class FaultFinder:
             record.operation,
             axes,
             f"computes a partial sum over {_over(axes)} ({known}) that is never reduced; {why}",
+            known.whole,
         )
 
     def _operands(self, record: Record) -> list[tuple[str, ObservedType | None]]:

@@ -200,6 +200,7 @@ def _sort(devices: Devices, at: Operation, *args: Array) -> Value:
 
 def top_k(devices: Devices, at: Operation, x: Array) -> Value:
     """Returns the largest elements of the last dim, and their places."""
+    devices.charge(x.size * max(1, x.shape[-1]).bit_length())
     keys = devices.numbers.order(x) if at.kind == "float" else x.astype(np.int64)
     largest = at.attributes.get("largest", "true") == "true"
     order = np.argsort(-keys if largest else keys, axis=-1, kind="stable")[..., : at.types[0].dims[-1]]

@@ -25,7 +25,11 @@ Function = Callable[..., Value]
 Observer = Callable[[str, Operation, Value], None]
 _CALLS = {"call": "to_apply", "fusion": "calls", "async-start": "calls", "map": "to_apply"}
 _FORWARDED = ("copy", "copy-start", "async-update", "opt-barrier", "optimization-barrier")
-_IDENTITIES = ("Sharding", "annotate_device_placement", "MoveToHost", "MoveToDevice", "xla.sdy.FuncResultSharding")
+SHARD_MAP_ENDS = ("xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape")  # each operand is on its own
+_IDENTITIES = (
+    *("Sharding", "LayoutConstraint", "xla.sdy.FuncResultSharding"),
+    *("annotate_device_placement", "MoveToHost", "MoveToDevice"),
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,8 @@ class Devices:
             return args[0]
         if opcode in _CALLS:
             return self.call(operation.computation(_CALLS[opcode]), args)
-        if unknown := next((x for x in args if isinstance(x, Unfollowed)), None):
+        unknown = next((x for x in args if isinstance(x, Unfollowed)), None)
+        if unknown is not None and operation.attributes.get("custom_call_target", "").strip('"') not in SHARD_MAP_ENDS:
             return unknown
         try:
             if opcode == "get-tuple-element":

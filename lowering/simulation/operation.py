@@ -114,11 +114,11 @@ class Operation:
         if kind == "int":
             return np.array(list(map(int, tokens)), dtype_of(self.type.dtype)).reshape(self.type.dims)
         found = np.array(list(map(float, tokens)), np.float64)
-        return found.astype(_float_type(self.type.dtype)).astype(np.float64).reshape(self.type.dims)
+        return found.astype(float_type(self.type.dtype)).astype(np.float64).reshape(self.type.dims)
 
 
-def _float_type(dtype: str) -> Any:
-    """The type of floats in numpy: ``f32``, ``bf16``, ``f8e4m3fn``."""
+def float_type(dtype: str) -> Any:
+    """Returns the type of floats in numpy: ``f32``, ``bf16``, ``f8e4m3fn``."""
     if dtype == "bf16":
         return ml_dtypes.bfloat16
     size, _, form = dtype[1:].partition("e")

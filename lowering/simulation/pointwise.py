@@ -1,13 +1,14 @@
 """Operations on single elements."""
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 
 from meshdsl.lowering.hlo.parse import arrays
 from meshdsl.lowering.simulation.interpreter import Devices, Function
 from meshdsl.lowering.simulation.numbers import Array, PrimeField, Reals
-from meshdsl.lowering.simulation.operation import Operation, Unreadable, dtype_of, kind_of
+from meshdsl.lowering.simulation.operation import Operation, Unreadable, dtype_of, float_type, kind_of
 
 _COMPARED = {
     "EQ": np.equal,
@@ -17,7 +18,6 @@ _COMPARED = {
     "GT": np.greater,
     "GE": np.greater_equal,
 }
-_BITS = {"f64": np.uint64, "f32": np.uint32}
 
 
 # ---- Arithmetic ------------------------------------------------------------------------------------------------------
@@ -174,22 +174,24 @@ def _convert(devices: Devices, at: Operation, x: Array) -> Array:
 
 
 def bitcast_convert(devices: Devices, at: Operation, x: Array) -> Array:
-    """Returns the bits of numbers as those of another type of the same width."""
+    """Returns the bits of numbers as those of another type; of another width only integers have any."""
     made, numbers = at.type.dtype, devices.numbers
+    read = arrays(at.read[0].type)[0]
     floats = at.kinds[0] == "float"
-    if arrays(at.read[0].type)[0].dims != at.type.dims or at.type.bytes != arrays(at.read[0].type)[0].bytes:
-        raise Unreadable("another width")
+    if read.dims != at.type.dims:
+        if floats or kind_of(made) != "int" or x[0].nbytes != prod(at.type.dims) * dtype_of(made).itemsize:
+            raise Unreadable("another width")
+        bits = np.ascontiguousarray(x).reshape(len(x), -1).view(dtype_of(made))
+        return bits.reshape(len(x), *at.type.dims)
     if kind_of(made) == "float":
         if floats:
             return x
-        if made not in _BITS:
-            raise Unreadable("bits of a short float")
-        return numbers.of(x.view(made.replace("f", "float")).astype(np.float64))
+        return numbers.of(x.view(float_type(made)).astype(np.float64))
     if not floats:
         return x.view(dtype_of(made))
     if isinstance(numbers, PrimeField):
         return numbers.function("bitcast-convert", x).astype(dtype_of(made))
-    return x.astype("float32" if np.dtype(dtype_of(made)).itemsize == 4 else "float64").view(dtype_of(made))
+    return x.astype(float_type(read.dtype)).view(dtype_of(made))
 
 
 def _identity(devices: Devices, at: Operation, x: Array) -> Array:

@@ -4,9 +4,11 @@
 {devices=[4,1,2]<=[8] last_tile_dim_replicate}               blocks per dim, of a range of devices cut into a grid;
 {devices=[2,1,4]<=[4,2]T(1,0) last_tile_dims={replicated}}     the last dims of the grid are no dims of the array
 {mesh['x'=4,'y'=2], [{'x'}, {}], manual={'y'}}               axes of a mesh per dim
+#sdy.sharding_per_value<[<@mesh, [{"x"}, {}]>, ...]>         the same, of a mesh that the module's first line defines
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -20,6 +22,8 @@ from meshdsl.lowering.simulation.operation import Unreadable
 _GRID = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))(.*)")
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{}]*?)\))?,\s*(.*)", re.S)
 _AXIS = re.compile(r"'?([\w.\-]+)'?=(\d+)")
+_SDY_MESH = re.compile(r"([\w.\-]+) = #sdy\.mesh<\[([^\]]*)\](?:, device_ids=(\[[\d, ]*\]))?>")
+_SDY_VALUE = re.compile(r"<@([\w.\-]+), (\[[^\]]*\][^<>]*)>")
 _PART = re.compile(r"'([\w.\-]+)'(?::\((\d+)\)(\d+))?|(?<![\w'])([\w.\-]+)(?::\((\d+)\)(\d+))?")
 
 
@@ -46,10 +50,20 @@ class Blocks:
         return [x[(min(i, len(x) - 1), *row)] for i, row in enumerate(rows)]
 
     def joined(self, blocks: Array, shape: tuple[int, ...]) -> Array:
-        """Returns the array of ``shape`` that blocks of devices make up; of equal places, the first device counts."""
+        """Returns the array of ``shape`` that blocks of devices make up.
+
+        Where devices of one place have other blocks, each sees its own, and elsewhere that of the first device.
+        """
         made = np.zeros((1, *shape), blocks.dtype)
-        for place, block in reversed(list(zip(self._rows, blocks, strict=True))):
-            made[0, ...][tuple(slice(p * n, (p + 1) * n) for p, n in zip(place, block.shape, strict=True))] = block
+        rows = [tuple(slice(p * n, (p + 1) * n) for p, n in zip(place, blocks.shape[1:], strict=True))
+                for place in self._rows]  # fmt: skip
+        for row, block in reversed(list(zip(rows, blocks, strict=True))):
+            made[0, ...][row] = block
+        if all(np.array_equal(made[0, ...][row], block) for row, block in zip(rows, blocks, strict=True)):
+            return made
+        made = np.repeat(made, len(blocks), 0)
+        for own, row, block in zip(made, rows, blocks, strict=True):
+            own[row] = block
         return made
 
     @property
@@ -75,6 +89,29 @@ def blocks_of(text: str, dims: int, devices: int) -> Blocks:
     if match := _MESH.match(inside):
         return _of_mesh(match, dims, devices)
     raise Unreadable(f"sharding {text}")
+
+
+def named_meshes(head: str) -> dict[str, str]:
+    """Returns the meshes that the first line of a module defines, in HLO's text, by name."""
+    return {
+        name: f"mesh[{sizes}]" + (f", device_ids=({ids.replace(' ', '')[1:-1]})" if ids else "")
+        for name, sizes, ids in _SDY_MESH.findall(head.replace("\\", "").replace('"', "'"))
+    }
+
+
+def shardings_per_value(text: str, meshes: Mapping[str, str]) -> list[str]:
+    """Returns the shardings of several values in HLO's text.
+
+    Args:
+      meshes: by the names that the text has.
+
+    Raises:
+      Unreadable: a mesh is unknown.
+    """
+    found = _SDY_VALUE.findall(text.replace("\\", "").replace('"', "'"))
+    if unknown := {name for name, _ in found} - meshes.keys():
+        raise Unreadable(f"a mesh {', '.join(sorted(unknown))}")
+    return [f"{{{meshes[name]}, {rest}}}" for name, rest in found]
 
 
 def _of_grid(match: re.Match[str], dims: int, devices: int) -> Blocks:

@@ -27,6 +27,7 @@ from meshdsl.api.options import Options, parse_memory, parse_options, parse_pin_
 from meshdsl.api.overlap_option import Overlap
 from meshdsl.api.plan_variants import PlannedProgram
 from meshdsl.api.stages import CallStages, check_inferred_specs, trace_for
+from meshdsl.api.sums import SUMS_LIMIT, check_sums
 from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
@@ -376,10 +377,19 @@ class Sharded(Generic[Params, Result]):
 
     # ---- Check against the compiled program and the unsharded numbers
 
-    def verify(self, *args: Any, target: str | None = None, exposed: str | None = None, **kwargs: Any) -> VerifyReport:
-        """Compare the compiled collectives with the planned ones, and report memory and FLOPs of both.
+    def verify(
+        self,
+        *args: Any,
+        target: str | None = None,
+        exposed: str | None = None,
+        sums: float = SUMS_LIMIT,
+        **kwargs: Any,
+    ) -> VerifyReport:
+        """Compare the compiled collectives with the planned ones, and the results of both with those of the step.
 
-        For TPUs and GPUs, whose compilers state in which order a device runs, also what runs beside each collective.
+        Reports memory and FLOPs of both sides; for TPUs and GPUs, whose compilers state in which order a device runs,
+        also what runs beside each collective. Results are those of the unsharded step if simulated devices compute the
+        same from random arguments: in exact arithmetic as the program is lowered, in float64 as it is compiled.
 
         Args:
           *args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
@@ -388,25 +398,38 @@ class Sharded(Generic[Params, Result]):
           exposed: what becomes of a program that has less communication beside products than the plan hides: an
             ``"error"``; a note and a log message, ``"warn"``; or ``"ignore"``, which leaves it at the table. Default is
             ``"error"`` if ``parallelize`` was asked for overlap, so that the plan was chosen for it, else ``"ignore"``.
+          sums: elements that may be computed to check the results. The default takes about a second; larger steps
+            are not checked, as the report says. 0 checks none, 1e9 take some minutes. A target's program is checked
+            as it is lowered only.
 
         Returns:
-          A report; ``print`` shows planned and compiled bytes per kind of collective and axis, and the schedule.
+          A report; ``print`` shows planned and compiled bytes per kind of collective and axis, the schedule, and how
+          many results agree.
 
         Raises:
-          VerifyError: planned and compiled collectives differ, or the target's memory does not suffice.
+          VerifyError: planned and compiled collectives differ, a result is not the step's (the message names the
+            operation that makes it so, its mesh axes and its line), or the target's memory does not suffice.
           OverlapError: the compiled program hides less than the plan.
           DeviceError: the target is unknown, has another number of devices, or its compiler is not installed.
         """
         judged = exposed if exposed is not None else "error" if self.options.overlap else "ignore"
         check_judgement(judged)
-        stages = self._stages_of(self._flatten(args, kwargs))
+        if isinstance(sums, bool) or not isinstance(sums, int | float) or not sums >= 0:
+            raise ArgumentError(f"sums={sums!r} is no number of elements; give 0 to check no results")
+        call = self._flatten(args, kwargs)
+        stages = self._stages_of(call)
         if target is None:
             executable = stages.executable
             platform = executable.devices.devices.flat[0].platform
-            return verify_here(executable.expected, executable.compiled, executable.plan.mesh, platform, judged)
-        found = parse_target(target)
-        executable = stages.executable_on(device_mesh(self.options.mesh, found.devices(self.options.mesh)))
-        return verify_target(executable.expected, executable.lowered, executable.plan.mesh, found, judged)
+            report = verify_here(executable.expected, executable.compiled, executable.plan.mesh, platform, judged)
+        else:
+            found = parse_target(target)
+            executable = stages.executable_on(device_mesh(self.options.mesh, found.devices(self.options.mesh)))
+            report = verify_target(executable.expected, executable.lowered, executable.plan.mesh, found, judged)
+        if not sums:
+            return report
+        settings, reference = self._reference_settings(stages), self._reference(call, stages)
+        return report.with_sums(check_sums(executable, call.leaves, reference, settings, sums, target is None))
 
     def check(self, *args: Any, tolerance: float | None = None, divide: str = "planned", **kwargs: Any) -> CheckReport:
         """Run one step sharded and unsharded, on copies of the arguments, and compare all results.
@@ -433,17 +456,24 @@ class Sharded(Generic[Params, Result]):
         call = self._flatten(args, kwargs)
         check_values(call.name, call.paths, call.leaves)
         stages = self._stages_of(call)
+        settings, reference = self._reference_settings(stages), self._reference(call, stages)
+        return settings.run(lambda: check_step(stages, reference, call.leaves, tolerance, divide))
+
+    def _reference(self, call: Call, stages: CallStages) -> Callable[..., Any]:
+        """Return the unsharded step on flat arrays."""
         estimates = bool(self.options.pipeline and self.options.pipeline.per_microbatch)
         graph = stages.program.graph if estimates else stages.checked.graph
         if is_divided(graph):
-            reference: Callable[..., Any] = whole_step(graph, stages.executable.devices)
-        elif estimates:
-            reference = whole_function(graph)
-        else:
-            pure = PureStep(self.step, call)
-            reference = stages.devices.whole(pure) if stages.devices else pure
-        settings = stages.settings if stages.traced.spread else replace(stages.settings, mesh=None)
-        return settings.run(lambda: check_step(stages, reference, call.leaves, tolerance, divide))
+            return whole_step(graph, stages.executable.devices)
+        if estimates:
+            return whole_function(graph)
+        pure = PureStep(self.step, call)
+        return stages.devices.whole(pure) if stages.devices else pure
+
+    @staticmethod
+    def _reference_settings(stages: CallStages) -> JaxSettings:
+        """Return the settings of jax under which the unsharded step is traced."""
+        return stages.settings if stages.traced.spread else replace(stages.settings, mesh=None)
 
     # ---- Calls and their stages
 

@@ -199,16 +199,22 @@ def verify(
             "or error where the program asks for overlap"
         ),
     ] = None,
+    sums: Annotated[
+        float | None,
+        typer.Option(help="elements that may be computed to check the results; 0: check none; default: 1e7, a second"),
+    ] = None,
     as_json: AsJSON = False,
 ) -> None:
     """Compile a program's step and compare its collectives with the planned ones; status 1 if they differ.
 
-    Also shows memory and FLOPs of both; with --target, also the collectives of that target's compiler, and what runs
-    beside each.
+    Small steps are also run on simulated devices beside the unsharded step: status 1 if a result is another one. Also
+    shows memory and FLOPs of both; with --target, also the collectives of that target's compiler, and what runs beside
+    each.
     """
     import jax
 
     from meshdsl.api.program import parallelize_program
+    from meshdsl.api.sums import SUMS_LIMIT
     from meshdsl.lowering.aot_targets import parse_target
 
     absent = parse_target(target) if target else None
@@ -220,7 +226,8 @@ def verify(
         jax.config.update("jax_num_cpu_devices", over.size)
     loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
     with working(f"planning and compiling {program} over {over}"):
-        report = parallelize_program(loaded, over, rules, memory).verify(*loaded.args, target=target, exposed=exposed)
+        sharded, limit = parallelize_program(loaded, over, rules, memory), SUMS_LIMIT if sums is None else sums
+        report = sharded.verify(*loaded.args, target=target, exposed=exposed, sums=limit)
     show("verify", report, verify_facts(report), as_json)
 
 
@@ -241,7 +248,15 @@ def verify_facts(report: Any) -> dict[str, Any]:
     ]
     overlap = [asdict(line) for line in report.overlap.lines] if report.overlap else []
     held = asdict(report.held)
-    return {"target": report.target, "lines": lines, "held": held, "overlap": overlap, "notes": report.notes}
+    sums = report.sums.facts if report.sums else {"not_checked": report.unchecked}
+    return {
+        "target": report.target,
+        "lines": lines,
+        "held": held,
+        "overlap": overlap,
+        "sums": sums,
+        "notes": report.notes,
+    }
 
 
 def plan_facts(found: "Plan") -> dict[str, Any]:
