@@ -398,9 +398,9 @@ class Sharded(Generic[Params, Result]):
           exposed: what becomes of a program that has less communication beside products than the plan hides: an
             ``"error"``; a note and a log message, ``"warn"``; or ``"ignore"``, which leaves it at the table. Default is
             ``"error"`` if ``parallelize`` was asked for overlap, so that the plan was chosen for it, else ``"ignore"``.
-          sums: elements that may be computed to check the results. The default takes about a second; larger steps
-            are not checked, as the report says. 0 checks none, 1e9 take some minutes. A target's program is checked
-            as it is lowered only.
+          sums: elements that may be computed to check the results. The default, 1e7, takes about a second; larger
+            steps are not checked, as the report says. 0 checks none, 1e9 take some minutes. A target's program is
+            checked as it is lowered only.
 
         Returns:
           A report; ``print`` shows planned and compiled bytes per kind of collective and axis, the schedule, and how

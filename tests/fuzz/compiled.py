@@ -12,6 +12,8 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
+from hashlib import sha256
 from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,8 +29,9 @@ from meshdsl.lowering.hlo.parse import parse_module
 from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
 from meshdsl.lowering.simulation.check import ProgramCheck, check_program
 from meshdsl.lowering.simulation.comparison import ProgramPair
-from meshdsl.lowering.simulation.interpreter import TooLarge
+from meshdsl.lowering.simulation.interpreter import TooLarge, Value
 from meshdsl.lowering.simulation.numbers import PrimeField, Reals
+from meshdsl.lowering.simulation.operation import Operation
 from meshdsl.shardings import partition_spec
 from tests.fuzz.generator import Batch, Case, batches
 from tests.fuzz.run import SETTINGS
@@ -40,6 +43,9 @@ SHORT = ("bfloat16", "float16", "float8")
 LARGE = 25  # bound of random integers, the longest dim
 TRIES = 8  # random arguments of a program that is called wrong
 PER_PROGRAM = 8  # mutants of one program, drawn among all
+INPUTS = 24  # of a mutant that is not found
+EQUIVALENT = ("that compute the same value", "whose other value changes no result")
+MISSED = "missed"
 RUNS = 20  # of one process
 
 
@@ -74,7 +80,7 @@ class Sweep:
             return
         self._judge(check, case, jitted, args)
         if not check.faults and not check.unfollowed and self.made.total() < self.wanted:
-            self._mutate(modules, mesh.size)
+            self._mutate(modules, mesh.size, case)
 
     def _judge(self, check: ProgramCheck, case: Case, jitted: Any, args: list[Any]) -> None:
         followed = {path for each in check.unfollowed for path in each.results}
@@ -104,20 +110,36 @@ class Sweep:
             return self._rng.integers(0, LARGE, like.shape).astype(like.dtype)
         return like if like.dtype.kind == "b" else self._rng.standard_normal(like.shape).astype(like.dtype)
 
-    def _mutate(self, modules: CompiledModules, devices: int) -> None:
+    def _mutate(self, modules: CompiledModules, devices: int, case: Case) -> None:
         drawn = list(mutants(modules.partitioned, devices, self._rng))
-        whole = parse_module(modules.whole)
+        right = ProgramPair(parse_module(modules.whole), parse_module(modules.partitioned), devices)
         for i in self._rng.permutation(len(drawn))[:PER_PROGRAM]:
-            self.made[drawn[i].kind] += 1
+            mutant = drawn[i]
             try:
-                self.found[drawn[i].kind] += _is_found(whole, drawn[i], devices)
+                verdict = _verdict(right, mutant)
             except TooLarge:
-                print(f"too large: {drawn[i].line}", flush=True)
+                print(f"too large: {mutant.line}", flush=True)
+                continue
+            self.made[mutant.kind] += 1
+            if verdict:
+                print(f"{verdict}, {mutant.kind}: {mutant.line[:200]}", flush=True)
+            if verdict == MISSED:
+                print(f"{case}\n", flush=True)
+            self.found[f"{mutant.kind}{verdict and ': '}{verdict}"] += 1
 
     def __str__(self) -> str:
         rows = [f"{count:8,}  {name}" for name, count in sorted(self.counts.items())]
-        kinds = [f"{self.found[kind]:8,} of {self.made[kind]:,} mutants found: {kind}" for kind in sorted(self.made)]
-        return "\n".join([*rows, *kinds, f"{self.found.total():8,} of {self.made.total():,} mutants found"])
+        kinds = [self._rates(kind, [kind]) for kind in sorted(self.made)]
+        return "\n".join([*rows, *kinds, self._rates("all", sorted(self.made))])
+
+    def _rates(self, name: str, kinds: list[str]) -> str:
+        """What became of the mutants of some kinds."""
+        made, found = (sum(counts[kind] for kind in kinds) for counts in (self.made, self.found))
+        same = {how: sum(self.found[f"{kind}: {how}"] for kind in kinds) for how in EQUIVALENT}
+        faults = made - sum(same.values())
+        rate = f"{found / faults:.1%}" if faults else "-"
+        others = ", ".join(f"{count:,} {how}" for how, count in same.items() if count)
+        return f"{found:8,} of {faults:,} faults found ({rate}): {name}; besides {others or 'none'}"
 
 
 def _jitted(case: Case, mesh: md.Mesh) -> tuple[Any, list[Any]]:
@@ -136,13 +158,40 @@ def _jitted(case: Case, mesh: md.Mesh) -> tuple[Any, list[Any]]:
     return jax.jit(case.step), placed
 
 
-def _is_found(whole: Any, mutant: Mutant, devices: int) -> bool:
-    pair = ProgramPair(whole, parse_module(mutant.text), devices)
-    runs = ((numbers, seed) for numbers in (PrimeField(), Reals()) for seed in range(2))
-    found = any(x.differs for run in runs for x in pair.compare(*run, LIMIT))
-    if not found:
-        print(f"missed, {mutant.kind}: {mutant.line[:200]}", flush=True)
-    return found
+def _verdict(right: ProgramPair, mutant: Mutant) -> str:
+    """Empty if a mutant is found, as ``check_program`` would; else whether it is a fault at all.
+
+    It is none if the changed instruction has the same value on every device whenever it runs, or if no result changes
+    on any device: for many more inputs, among them integers that are all indices, and truth values.
+    """
+    pair = replace(right, partitioned=parse_module(mutant.text))
+    if any(x.differs for numbers in (PrimeField(), Reals()) for seed in range(2)
+           for x in pair.compare(numbers, seed, LIMIT)):  # fmt: skip
+        return ""
+    same = True
+    for seed in range(INPUTS):
+        numbers, below = (PrimeField(), Reals())[seed % 2], (None, 2, 4)[seed % 3]
+        values = [_Values(mutant.name), _Values(mutant.name)]
+        results = [each.compare(numbers, 100 + seed, LIMIT, local=seen, below=below)
+                   for each, seen in zip((right, pair), values, strict=True)]  # fmt: skip
+        if any(a.differs != b.differs for a, b in zip(*results, strict=True)):
+            return MISSED
+        same = same and values[0].digests == values[1].digests
+    return EQUIVALENT[0] if same else EQUIVALENT[1]
+
+
+class _Values:
+    """The values of an instruction, each time it runs; an observer of simulated devices."""
+
+    def __init__(self, name: str) -> None:
+        self.digests = list[bytes]()
+        self._name = name
+
+    def __call__(self, computation: str, operation: Operation, value: Value) -> None:
+        if operation.name == self._name:
+            for x in value if isinstance(value, tuple) else (value,):
+                devices = [np.ascontiguousarray(own).tobytes() for own in x]
+                self.digests.append(sha256(b"".join(devices[: None if len(set(devices)) > 1 else 1])).digest())
 
 
 def _differs(found: Any, expected: Any, tolerance: float) -> bool:

@@ -23,11 +23,12 @@ MOVES = ("all-gather", "all-to-all")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A faulty program: how it is faulty, the line that is, and its text."""
+    """A faulty program: how it is faulty, the line that is, its text, and the instruction that has another value."""
 
     kind: str
     line: str
     text: str
+    name: str
 
 
 def mutants(text: str, devices: int, rng: np.random.Generator) -> Iterator[Mutant]:
@@ -43,7 +44,10 @@ def mutants(text: str, devices: int, rng: np.random.Generator) -> Iterator[Mutan
             continue
         for kind, changed in _changed(lines, at, match, devices, rng):
             stop = at + (2 if kind == "moved" else 1)
-            yield Mutant(kind, line.strip(), "\n".join([*lines[:at], *changed, *lines[stop:]]))
+            end = _LINE.match(changed[-1])
+            assert end is not None
+            text = "\n".join([*lines[:at], *changed, *lines[stop:]])
+            yield Mutant(kind, line.strip(), text, end[2].removeprefix("%"))
 
 
 def _live(text: str) -> set[str]:
