@@ -45,7 +45,7 @@ from meshdsl.schedules.spec import Pipeline
 from meshdsl.shardings import StatedMesh, StatedTree
 from meshdsl.trace import Call, PureStep, flatten_call
 from meshdsl.trace.arguments import check_values, static_keys, step_name
-from meshdsl.trace.objects import bind, has_cycles, is_module, is_object
+from meshdsl.trace.objects import bind, has_cycles, is_module, is_object, is_unit
 from meshdsl.trace.pure_step import Maker
 from meshdsl.trace.shard_maps import explicit_specs
 
@@ -196,7 +196,7 @@ class Sharded(Generic[Params, Result]):
         self._warned: set[str] = set()
         self._typed: set[tuple[CallKind, Any]] = set()  # kinds and types over Explicit axes that have this program
         self._forms: dict[Any, CallForm] = {}  # by form of call, for ``__call__``
-        self._plain: set[type] = set()  # of arguments of earlier calls that are no modules
+        self._plain: set[type] = set()  # of arguments of earlier calls that hold no modules
         self._acyclic: WeakValueDictionary[int, Any] = WeakValueDictionary()  # objects of earlier calls
         self._static: dict[Any, tuple[int | str, ...]] = {}  # static arguments, by number of arguments and keywords
         self._has_static = bool(options.static_argnums or options.static_argnames)
@@ -602,9 +602,10 @@ class Sharded(Generic[Params, Result]):
           given: the arguments themselves.
           arguments: their tree.
         """
-        new = [x for x in given if is_module(x) and self._acyclic.get(id(x)) is not x]
+        modules = [list(filter(is_module, jax.tree.leaves(x, is_leaf=is_unit))) for x in given]
+        new = [x for held in modules for x in held if self._acyclic.get(id(x)) is not x]
         if self._forms and not new:
-            self._plain.update(type(x) for x in given if not is_module(x))
+            self._plain.update(type(x) for x, held in zip(given, modules, strict=True) if not held)
             return False
         found = has_cycles(arguments)
         if not found:

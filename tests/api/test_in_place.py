@@ -654,6 +654,7 @@ def test_train_state():
 def test_a_circle_after_a_tree():
     """Calls without circles do not make jax flatten one, which would use up the interpreter's stack."""
     circle, line = Parent(nnx.Rngs(0)), nnx.Linear(8, 8, rngs=nnx.Rngs(0))
-    sharded = md.parallelize(lambda model, x: model(x), MESH)
-    for model in (line, circle, circle, line):
-        np.testing.assert_allclose(sharded(model, X), model(X), rtol=1e-5, atol=1e-6)
+    alone, held = (md.parallelize(f, MESH) for f in (lambda model, x: model(x), lambda models, x: models["one"](x)))
+    for model in (line, line, circle, circle, line):
+        for result in (alone(model, X), held({"one": model}, X)):
+            np.testing.assert_allclose(result, model(X), rtol=1e-5, atol=1e-6)
