@@ -26,7 +26,8 @@ def constrained(closed: ClosedJaxpr, place: Place) -> ClosedJaxpr:
     Args:
       place: from the line and the type of a value to its sharding; None to leave it alone.
     """
-    return ClosedJaxpr(_constrained(closed.jaxpr, place, SourceContext()), closed.consts)
+    changed: ClosedJaxpr = _inside(closed, place, SourceContext())
+    return changed
 
 
 def _constrained(jaxpr: Jaxpr, place: Place, around: SourceContext) -> Jaxpr:
@@ -55,10 +56,10 @@ def _statement(at: NamedSharding) -> Callable[[jax.Array], jax.Array]:
 
 def _inside(x: Any, place: Place, around: SourceContext) -> Any:
     """A parameter of an equation, with constraints in its jaxprs."""
+    if isinstance(x, Jaxpr):  # from jax 0.12 on, a ClosedJaxpr is one
+        return _constrained(x, place, around)
     if isinstance(x, ClosedJaxpr):
         return ClosedJaxpr(_constrained(x.jaxpr, place, around), x.consts)
-    if isinstance(x, Jaxpr):
-        return _constrained(x, place, around)
     if type(x) is tuple:
         return tuple(_inside(each, place, around) for each in x)
     return x

@@ -30,14 +30,16 @@ def compiled_elsewhere(traced: Any, compiled: Any, devices: Sequence[jax.Device]
     def there(at: Any) -> Any:
         return _replaced(at, devices) if isinstance(at, NamedSharding) else None
 
-    places = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda x: x is None)
-    shapes = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there(at))
-        for x, at in zip(jax.tree.leaves(traced.args_info), places, strict=True)
-    ]
+    infos = jax.tree.leaves(traced.args_info)
+    placed = jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there(at)),
+        traced.args_info,
+        compiled.input_shardings,
+    )
+    shapes = jax.tree.leaves(placed)
     function = jaxpr_as_fun(_replaced(traced.jaxpr, devices))
     ends = [there(at) for at in jax.tree.leaves(compiled.output_shardings)]
-    donated = [i for i, x in enumerate(jax.tree.leaves(traced.args_info)) if x.donated]
+    donated = [i for i, x in enumerate(infos) if x.donated]
     try:
         return jax.jit(function, out_shardings=ends, donate_argnums=donated).lower(*shapes).compile()
     except ValueError as error:
@@ -57,10 +59,10 @@ def _replaced(x: Any, devices: Sequence[jax.Device]) -> Any:
         return Mesh(np.array(devices).reshape(x.devices.shape), x.axis_names, axis_types=x.axis_types)
     if isinstance(x, NamedSharding) and isinstance(x.mesh, Mesh):
         return NamedSharding(_replaced(x.mesh, devices), x.spec, memory_kind=None)
+    if isinstance(x, Jaxpr):  # from jax 0.12 on, a ClosedJaxpr is one
+        return x.replace(eqns=[each.replace(params=_replaced(each.params, devices)) for each in x.eqns])
     if isinstance(x, ClosedJaxpr):
         return ClosedJaxpr(_replaced(x.jaxpr, devices), x.consts)
-    if isinstance(x, Jaxpr):
-        return x.replace(eqns=[each.replace(params=_replaced(each.params, devices)) for each in x.eqns])
     if isinstance(x, Mapping):
         return {name: _replaced(each, devices) for name, each in x.items()}
     if type(x) in (tuple, list):

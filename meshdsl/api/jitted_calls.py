@@ -6,6 +6,7 @@ each kind of call, and calls the real function. A call inside of another jitted 
 
 import runpy
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.experimental.pjit
 
 from meshdsl.api.calls import leaf_type
 from meshdsl.api.inspect import Inspection, inspect
@@ -84,13 +86,17 @@ class _Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Replaces ``jax.jit`` within a context."""
-        jit = jax.jit
+        """Replaces ``jax.jit``, and ``pjit``, its old name, within a context."""
+        jit, old = jax.jit, _old_pjit()
         jax.jit = partial(self._jit, jit)
+        if old is not None:
+            vars(jax.experimental.pjit)["pjit"] = partial(self._jit, old)
         try:
             yield
         finally:
             jax.jit = jit
+            if old is not None:
+                del vars(jax.experimental.pjit)["pjit"]  # it is made at every reading, with a warning
 
     def _jit(self, jit: Callable[..., Any], fun: Any = None, **options: Any) -> Any:
         if fun is None:  # as a decorator with options
@@ -118,6 +124,13 @@ class _Recorder:
         self.found.append(found)
         if self._step is not None:
             raise _StepInspected
+
+
+def _old_pjit() -> Any:
+    """``jax.experimental.pjit.pjit``; None where jax has it no more."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return getattr(jax.experimental.pjit, "pjit", None)
 
 
 class _Recorded:

@@ -3,6 +3,7 @@
 import inspect as python_inspect
 from collections import defaultdict
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,18 +39,16 @@ class TracedStep:
         """Trace and compile a jitted function; ArgumentError if it is none."""
         if isinstance(step, Sharded):
             raise ArgumentError("inspect reads programs of jax.jit; of this one, plan and verify say the same and more")
-        if not hasattr(step, "trace") or not hasattr(step, "lower"):
-            kind = getattr(step, "__name__", "") or is_a(step)
-            raise ArgumentError(f"step={kind} is not jitted: give jax.jit({kind}, in_shardings=...), as it is called")
-        traced = step.trace(*args, **kwargs)
+        traced, is_own = _traced(step, args, kwargs)
         try:
-            names = tuple(python_inspect.signature(step).parameters)
+            names = tuple(python_inspect.signature(step).parameters) if is_own else ()
         except (TypeError, ValueError):
             names = ()
         if len(traced.args_info[0]) < len(args):  # static ones are left out, and jax does not say which
             names = ()
         lowered = traced.lower()
-        return cls(traced.fun_name, traced, lowered, lowered.compile(), names)
+        name = traced.fun_name if is_own else getattr(step, "__name__", traced.fun_name)
+        return cls(name, traced, lowered, lowered.compile(), names)
 
     @cached_property
     def modules(self) -> CompiledModules:
@@ -59,12 +58,12 @@ class TracedStep:
     @cached_property
     def shapes(self) -> list[Any]:
         """The arguments, flat, with the shardings in which they are compiled."""
-        infos = jax.tree.leaves(self.traced.args_info)
-        places = jax.tree.leaves(self.compiled.input_shardings, is_leaf=lambda x: x is None)
-        return [
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at if isinstance(at, NamedSharding) else None)
-            for x, at in zip(infos, places, strict=True)
-        ]
+        placed = jax.tree.map(  # None for what the step does not use
+            lambda x, at: replace_sharding(x, at if isinstance(at, NamedSharding) else None),
+            self.traced.args_info,
+            self.compiled.input_shardings,
+        )
+        return jax.tree.leaves(placed)
 
     @cached_property
     def split_shapes(self) -> dict[tuple[int, ...], set[str]]:
@@ -128,6 +127,46 @@ class TracedStep:
     def results(self) -> list[Any]:
         """The shardings of the results, flat."""
         return jax.tree.leaves(self.compiled.output_shardings)
+
+
+def _traced(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[jax.stages.Traced, bool]:
+    """A jitted function, traced, and whether its arguments are those of the call.
+
+    Wrappers of libraries (``flax.nnx.jit``, ``equinox.filter_jit``) hold a function of ``jax.jit``, and call it with
+    arguments of their own making.
+
+    Raises:
+      ArgumentError: it is not jitted.
+    """
+    if hasattr(step, "trace"):
+        found = step.trace(*args, **kwargs)
+        if isinstance(found, jax.stages.Traced):
+            return found, True
+        inner = [x for x in vars(found).values() if isinstance(x, jax.stages.Traced)]
+        if inner:
+            return inner[0], False
+    held = [name for name, x in getattr(step, "__dict__", {}).items() if hasattr(x, "trace") and hasattr(x, "lower")]
+    if held and hasattr(step, "lower"):
+        wrapper, tracer = copy(step), _Tracer(getattr(step, held[0]))
+        object.__setattr__(wrapper, held[0], tracer)
+        wrapper.lower(*args, **kwargs)
+        if tracer.traced is not None:
+            return tracer.traced, False
+    kind = getattr(step, "__name__", "") or is_a(step)
+    raise ArgumentError(f"step={kind} is not jitted: give jax.jit({kind}, in_shardings=...), as it is called")
+
+
+class _Tracer:
+    """Stands for the jitted function in a wrapper, and keeps what it is traced as."""
+
+    def __init__(self, jitted: Any) -> None:
+        self._jitted = jitted
+        self.traced: jax.stages.Traced | None = None
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Traces and lowers the function."""
+        self.traced = self._jitted.trace(*args, **kwargs)
+        return self.traced.lower()
 
 
 def is_whole(at: Any) -> bool:

@@ -358,3 +358,38 @@ def test_a_script_as_it_is(tmp_path):
     with pytest.raises(ArgumentError, match=r"no jitted function 'maen' over several devices; did you mean 'mean'\?"):
         inspect_script(file, ["16"], "maen")
     assert jax.jit.__module__.startswith("jax")
+
+
+def test_a_script_with_pjit(tmp_path):
+    file = tmp_path / "old.py"
+    file.write_text(
+        "import jax, jax.numpy as jnp\n"
+        "from jax.experimental.pjit import pjit\n"
+        "from jax.sharding import PartitionSpec as P\n"
+        "mean = pjit(lambda x: x.mean(0), in_shardings=P('data'), out_shardings=P())\n"
+        "with jax.sharding.Mesh(jax.devices(), ('data',)):\n"
+        "    mean(jnp.ones((64, 16)))\n"
+    )
+    (found,) = inspect_script(file, topology=TOPOLOGY)
+    assert found.bytes == 16 * 4 * 2 * 7 // 8
+    assert "pjit" not in vars(jax.experimental.pjit)
+
+
+def test_wrappers_of_libraries():
+    """They call a jitted function with arguments of their own making."""
+    eqx, nnx = pytest.importorskip("equinox"), pytest.importorskip("flax.nnx")
+    batch = jax.device_put(jnp.ones((64, 64)), shape((64, 64), "data").sharding)
+
+    @eqx.filter_jit
+    def mean(model, x):
+        return jax.vmap(model)(x).mean(0)
+
+    @nnx.jit
+    def mean_of_objects(model, x):
+        return model(x).mean(0)
+
+    models = eqx.nn.Linear(64, 32, key=jax.random.key(0)), nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+    for step, model in zip((mean, mean_of_objects), models, strict=True):
+        found = md.inspect(step, model, batch, topology=TOPOLOGY)
+        assert (found.name, found.bytes) == (step.__name__, 32 * 4 * 2 * 3 // 4)
+        assert found.compare().plan.mesh.names == ("data", "model")
