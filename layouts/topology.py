@@ -291,6 +291,14 @@ def _is_cost(n: object) -> bool:
     return isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < float("inf")
 
 
+def no_host_memory(topology: Topology) -> str:
+    """Returns the text of an error: a topology states no host memory, and how to state it."""
+    known = ", ".join(name for name in preset_names() if _preset(name).host_memory)
+    stated = ", ".join(f"{name}=..." for name in HOST)
+    remedy = f"dataclasses.replace(topology, {stated}) states it"
+    return f"topology {topology.name} states no host memory; presets that do are {known}, and {remedy}"
+
+
 def without_host_of_preset(topology: Topology) -> Topology:
     """Returns a preset without what it says of the host's memory; any other topology as it is.
 

@@ -156,7 +156,9 @@ class BoundedConfiguration:
         assert self.stages is not None and self.program is not None
         options, program = self.stages.options, self.stages.with_uneven_pins(self.program)
         pins, limits, remat = self.stages.user_pins, EFFORTS[options.effort], options.remat == "auto"
-        return plan_best_variant(program, options.mesh, pins, options.memory, limits=limits, remat=remat).plan
+        return plan_best_variant(
+            program, options.mesh, pins, options.memory, limits=limits, remat=remat, host=options.host == "auto"
+        ).plan
 
 
 @dataclass
@@ -233,6 +235,7 @@ class ConfigurationSearch:
             constraints=program.constraints,
             uneven=program.uneven,
             remat=program.remat,
+            host=program.host,
         )
 
     def _program(self, stages: CallStages, config: Configuration) -> TracedProgram:

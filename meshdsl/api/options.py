@@ -45,6 +45,7 @@ BYTES_PER_UNIT = {
     "Ti": 2**40,
 }
 REMAT = ("off", "auto")  # who says what is computed again: the step alone, or the planner
+HOSTS = ("off", "auto")  # who says which inputs live in the host's memory: the layouts alone, or the planner too
 UNEVEN = ("error", "replicate", "pad")  # what becomes of a pin that does not divide
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -82,6 +83,7 @@ class Options:
     mapped: bool = False
     uneven: str = "error"
     remat: str = "off"
+    host: str = "off"
     notes: tuple[str, ...] = ()
 
     def at_hand(self) -> "Options":
@@ -218,6 +220,7 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         mapped=given["mapped"],
         uneven=parse_uneven(given["uneven"], rows),
         remat=_parse_remat(given["remat"], plan, rows),
+        host=_parse_host(given["host"], plan, rows),
     )
     rows += argument_faults(step, made)
     if rows:
@@ -411,6 +414,22 @@ def _parse_remat(remat: object, plan: Plan | None, rows: list[str]) -> str:
     found = parse_remat(remat, rows)
     if found != REMAT[0] and plan:
         rows.append(f"remat: plan= runs a plan as it is, remat={remat!r} looks for another one; leave one of them out")
+    return found
+
+
+def parse_host(host: object, rows: list[str]) -> str:
+    """Return who says which inputs live in the host's memory; append a fault if it is none of ``HOSTS``."""
+    if isinstance(host, str) and host in HOSTS:
+        return host
+    choices = " or ".join(map(repr, HOSTS))
+    rows.append(f"host: {host!r} is not {choices}{nearest(host, HOSTS) if isinstance(host, str) else ''}")
+    return HOSTS[0]
+
+
+def _parse_host(host: object, plan: Plan | None, rows: list[str]) -> str:
+    found = parse_host(host, rows)
+    if found != HOSTS[0] and plan:
+        rows.append(f"host: plan= runs a plan as it is, host={host!r} looks for another one; leave one of them out")
     return found
 
 

@@ -18,12 +18,13 @@ Only the best variant is polished, proved and written as a plan. Notes in the pl
 that was not, and why.
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
 from meshdsl.api.buckets import plan_with_buckets
+from meshdsl.api.host import HostChoice, HostCosts, Hosting, plan_hosting
 from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
 from meshdsl.api.remat import Remat, ResidualCosts, plan_recomputing
@@ -104,6 +105,7 @@ def plan_best_variant(
     seconds: float | None = None,
     limits: SearchLimits = DEFAULT_LIMITS,
     remat: bool = False,
+    host: bool = False,
 ) -> PlannedProgram:
     """Return the fastest variant of a program that was found, with its plan.
 
@@ -113,12 +115,13 @@ def plan_best_variant(
       seconds: of planning, after which nothing more is tried to improve the plan and its bound.
       limits: what the planner may spend.
       remat: residuals may be computed again in the backward pass (``meshdsl.api.remat``).
+      host: inputs may be moved to the host's memory (``meshdsl.api.host``).
 
     Raises:
       PinError: the pins contradict each other, or the program.
       MemoryLimitError: no plan within the limit was found.
     """
-    large, searched = _is_large(program, limits), _briefly(limits) if remat else limits
+    large, searched = _is_large(program, limits), _briefly(limits) if remat or host else limits
     candidates, clock = padded_sizes(program, mesh, reductions=not large), Deadline(seconds)
 
     def attempt(sizes: Sizes, regions: bool = False) -> Variant:
@@ -162,12 +165,20 @@ def plan_best_variant(
 
     with worker_pool() as start:
         best = best.polished(start)
+        limit = mesh.topology.memory if memory is None else memory
+        moved = _hosting(best, mesh, limit, clock, limits) if host else None
         if remat:
-            limit = mesh.topology.memory if memory is None else memory
             again = _recomputing(best, mesh, user_pins, limit, clock, limits)
+            both = _recomputing(moved, mesh, user_pins, limit, clock, limits) if moved else None
             best, remarks = _with_or_without(best, again and again.polished(start), clock)
             notes += remarks
-        planned = _finish(best, [*program.notes, *notes], overlap, start)
+            moved = min((each for each in (moved, both) if each), key=_by_worth, default=None)
+        notes = [*program.notes, *notes]
+        if host:
+            finish = partial(_finish, overlap=overlap, start=start)
+            planned = _moved_or_not(best, moved and moved.polished(start), clock, finish, notes)
+        else:
+            planned = _finish(best, notes, overlap, start)
     if not clock.has_stopped:
         return planned
     stopped = f"planning stopped at the time limit of {seconds_text(clock.seconds or 0.0)}: best plan so far"
@@ -199,7 +210,8 @@ def _recomputing(
 
     def attempt(costs: ResidualCosts, choice: RematChoice, limits: SearchLimits = quick) -> Variant:
         made = recomputing(program, choice.ops)
-        pins = user_pins.resolve(made.program, mesh)
+        stated = user_pins.resolve(made.program, mesh)
+        pins = replace(stated, hosted=best.pins.hosted, hosted_outputs=best.pins.hosted_outputs)
         known = Remat(choice, made, costs, (free.peak.bytes, free.seconds), kept)
         try:
             outcome: SearchResult | MemoryLimitError = solve(made.program, mesh, pins, limit, clock, limits)
@@ -219,6 +231,83 @@ def _recomputing(
     if found_best and found_best.remat and best.seconds == inf:  # how much it would take
         return attempt(found_best.remat.costs, found_best.remat.choice, limits)
     return found_best
+
+
+def _hosting(best: "Variant", mesh: Mesh, limit: float, clock: Deadline, limits: SearchLimits) -> "Variant | None":
+    """Return the fastest variant found that moves inputs to the host's memory; None if that cannot be of use.
+
+    The plan that moves nothing is the fastest if it does not feel the memory limit. If none fits, something is tried
+    whatever the clock says.
+    """
+    found, program, pins = best.outcome, best.program, best.pins
+    if _is_staged(program) or (isinstance(found, SearchResult) and (not found.fit.is_constrained or clock.expired())):
+        return None
+    if isinstance(found, SearchResult):
+        free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
+    else:
+        free, kept = solve(program, mesh, pins, inf, clock, limits), None
+    quick = replace(_briefly(limits), memory_branch_boxes_smallest=0)
+
+    def attempt(choice: HostChoice) -> Variant:
+        made = keep_on_host(program, choice.inputs, choice.outputs, pins.follows)
+        with_host = replace(
+            pins, hosted=pins.hosted | choice.inputs, hosted_outputs=pins.hosted_outputs | choice.outputs
+        )
+        try:
+            outcome: SearchResult | MemoryLimitError = solve(made, mesh, with_host, limit, clock, quick)
+        except MemoryLimitError as error:
+            outcome = error
+        known = Hosting(choice, (free.peak.bytes, free.seconds), kept)
+        return replace(best, program=made, pins=with_host, outcome=outcome, hosting=known)
+
+    return plan_hosting(HostCosts.of(free, pins, limit), attempt, clock)
+
+
+def _by_worth(variant: "Variant") -> tuple[float, float]:
+    """Return what decides between variants: their seconds, or the least memory found where none fits."""
+    found = variant.outcome
+    return variant.seconds, found.least or inf if isinstance(found, MemoryLimitError) else 0.0
+
+
+def _moved_or_not(
+    best: "Variant",
+    moved: "Variant | None",
+    clock: Deadline,
+    finish: "Callable[[Variant, list[str]], PlannedProgram]",
+    notes: list[str],
+) -> PlannedProgram:
+    """Return the faster of the plan that moves nothing to the host's memory and the one that does, with notes.
+
+    Args:
+      finish: writes a variant as a plan with notes.
+    """
+    if moved is None:
+        why = "every input is needed where memory is short, or does not fit the host's memory"
+        if _is_staged(best.program):
+            why = "stages of a pipeline keep what they need on their devices"
+        elif isinstance(best.outcome, SearchResult) and not best.outcome.fit.is_constrained:
+            why = "the fastest plan without that fits the memory"
+        elif isinstance(best.outcome, SearchResult) and clock.has_stopped:
+            why = "the time limit was up before it was tried"
+        return finish(best, [*notes, f"no input is moved to the host's memory: {why} (host='auto')"])
+    count = len(moved.hosting.choice.inputs) if moved.hosting else 0
+    if isinstance(moved.outcome, MemoryLimitError):
+        if isinstance(best.outcome, MemoryLimitError) and _by_worth(moved) < _by_worth(best):
+            again = " and activations computed again (remat='auto')" if moved.remat else ""
+            text = f"that is with {count} inputs in the host's memory (host='auto'){again}; a plan without needs more"
+            error = MemoryLimitError("\n".join((str(moved.outcome), text)))
+            error.least = moved.outcome.least
+            raise error
+        return finish(best, [*notes, "no input is moved to the host's memory (host='auto'): no plan that does fits"])
+    if isinstance(best.outcome, MemoryLimitError):
+        return finish(moved, notes)
+    plans = finish(best, notes), finish(moved, notes)
+    stays, moves = (planned.plan.seconds for planned in plans)
+    if moves < stays:
+        return plans[1]
+    times = f"{seconds_text(stays)}; with {count} inputs there, {seconds_text(moves)}"
+    note = f"no input is moved to the host's memory (host='auto'): {times}"
+    return replace(plans[0], plan=replace(plans[0].plan, notes=(*plans[0].plan.notes, note)))
 
 
 def _briefly(limits: SearchLimits) -> SearchLimits:
@@ -299,6 +388,8 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
         raise MemoryLimitError(f"{needed}; {there}\nkeep fewer of them @host, or divide them over more devices")
     effort = found.model.limits.effort
     plan = replace(plan, padded=tuple(best.sizes.items()), regions=best.regions, solution=solution, effort=effort)
+    if best.hosting and plan.host:
+        plan = replace(plan, host=plan.host._replace(fastest=best.hosting.fastest, kept=best.hosting.kept))
     if best.remat:
         plan = replace(plan, recomputation=best.remat.facts(program, solution, found.model.problem.op_classes))
     return PlannedProgram(program, plan, replace(best, outcome=found.released()), overlap)
@@ -318,6 +409,7 @@ class Variant:
       outcome: of its search.
       regions: parts of dims that are only reduced are computed where they lie.
       remat: what it computes again by the planner's choice.
+      hosting: what it keeps in the host's memory by the planner's choice.
     """
 
     sizes: Sizes
@@ -326,6 +418,7 @@ class Variant:
     outcome: SearchResult | MemoryLimitError
     regions: bool = False
     remat: Remat | None = None
+    hosting: Hosting | None = None
 
     @property
     def seconds(self) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshdsl.api.options import parse_constraints, parse_remat, parse_uneven
+from meshdsl.api.options import parse_constraints, parse_host, parse_remat, parse_uneven
 from meshdsl.api.overlap_option import Overlap, parse_overlap
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, called, faults, is_a
@@ -51,6 +51,7 @@ class Program:
       constraints: what shardings of jax inside the step do, as in ``parallelize``.
       uneven: what becomes of pins that do not divide, as in ``parallelize``.
       remat: whether the planner chooses what the backward pass computes again, as in ``parallelize``.
+      host: whether the planner chooses what lives in the host's memory, as in ``parallelize``.
 
     Raises:
       ArgumentError: lists all fields that are not of these kinds.
@@ -75,6 +76,7 @@ class Program:
     constraints: str = "keep"
     uneven: str = "error"
     remat: str = "off"
+    host: str = "off"
 
     def __post_init__(self) -> None:
         """Check the kinds of all fields."""
@@ -102,6 +104,7 @@ class Program:
         parse_constraints(self.constraints, rows)
         parse_uneven(self.uneven, rows)
         parse_remat(self.remat, rows)
+        parse_host(self.host, rows)
         if rows:
             raise ArgumentError(faults("invalid arguments of Program:", rows))
 
@@ -190,4 +193,5 @@ def parallelize_program(
         constraints=program.constraints,
         uneven=program.uneven,
         remat=program.remat if plan is None else "off",
+        host=program.host if plan is None else "off",
     )

@@ -80,6 +80,7 @@ def parallelize(
     constraints: str = "keep",
     uneven: str = "error",
     remat: str = "off",
+    host: str = "off",
 ) -> "Sharded[Params, Result]":
     """Return the step as a function that is planned over ``mesh`` and runs as planned.
 
@@ -130,6 +131,9 @@ def parallelize(
         ``jax.checkpoint``. ``"auto"``: besides, residuals that the planner chooses, if the fastest plan that keeps them
         all exceeds the memory and a plan that computes some again is the fastest of those that fit
         (``plan.recomputation``, ``plan.waterfall``).
+      host: which arguments live in the host's memory. ``"off"``, the default: those that ``layouts=`` puts there
+        (``@host``). ``"auto"``: besides, those that the planner chooses, if the fastest plan without that exceeds the
+        memory and one with it is the fastest of those that fit (``plan.host``, ``plan.waterfall``).
 
     Returns:
       The sharded step, with the parameters, the result, the name and the documentation of ``step``.
@@ -169,6 +173,7 @@ def parallelize(
         mapped=inner is not None,
         uneven=uneven,
         remat=remat,
+        host=host,
     )
     return Sharded(inner or step, options)
 
@@ -271,7 +276,8 @@ class Sharded(Generic[Params, Result]):
         """Return the same step under other pins, planned in a fraction of the time from where this plan was found.
 
         The step is not traced again, and cost tables are shared. The plan is not improved in rounds, so ``plan.gap``
-        may be larger than that of a step that is parallelized anew. With ``remat="auto"`` it is planned anew.
+        may be larger than that of a step that is parallelized anew. With ``remat="auto"`` or ``host="auto"`` it is
+        planned anew.
 
         Args:
           layouts: pins by globs, as ``parallelize`` takes them; one of the same glob is replaced, None removes it.

@@ -33,7 +33,7 @@ from meshdsl.api.options import Options, donated_leaves
 from meshdsl.api.overlap_option import OFF
 from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
 from meshdsl.custom_rules import check_rules
-from meshdsl.errors import MemoryLimitError, PinError, TraceError
+from meshdsl.errors import ArgumentError, MemoryLimitError, PinError, TraceError
 from meshdsl.ir.graph import Leaf, TracedProgram
 from meshdsl.ir.host import keep_on_host
 from meshdsl.ir.solution import Pins
@@ -41,7 +41,7 @@ from meshdsl.ir.text import is_equal_but_weak
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.roundness import Roundness
-from meshdsl.layouts.topology import Link, Topology
+from meshdsl.layouts.topology import Link, Topology, no_host_memory
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
 from meshdsl.pins import GivenLayouts, ResolvedTable, UserPins, fit_constraints, overridden_pins
@@ -213,7 +213,7 @@ class CallStages:
         o = self.options
         if o.plan is not None:
             return self._check_given_plan(o.plan)
-        start = None if o.pipeline or self.uneven or o.remat == "auto" else self.start
+        start = None if o.pipeline or self.uneven or "auto" in (o.remat, o.host) else self.start
         if start is not None and (found := start.replan(self.user_pins)):
             return found
         if self.former is not None:
@@ -223,7 +223,11 @@ class CallStages:
     def _plan(self, pins: UserPins, memory: float | None = None) -> PlannedProgram:
         o = self.options
         limits, remat, memory = EFFORTS[o.effort], o.remat == "auto", o.memory if memory is None else memory
-        return plan_best_variant(self.program, o.mesh, pins, memory, o.overlap, o.time_limit, limits, remat)
+        if o.host == "auto" and not o.mesh.topology.host_memory:
+            raise ArgumentError(f"host='auto': {no_host_memory(o.mesh.topology)}")
+        return plan_best_variant(
+            self.program, o.mesh, pins, memory, o.overlap, o.time_limit, limits, remat, o.host == "auto"
+        )
 
     def takes(self, given: GivenLayouts) -> bool:
         """Whether arguments lie where the plan takes them, those that lie anywhere."""
@@ -300,7 +304,7 @@ class CallStages:
     def most_divided(self) -> "CallStages":
         """The stages of the same call planned to divide as much as they can, within the same pins."""
         mesh = Mesh(topology=SLOW_DEVICES, **self.options.mesh.sizes_by_name)
-        options = replace(self.options, mesh=mesh, plan=None, memory=None, overlap=OFF, remat="off")
+        options = replace(self.options, mesh=mesh, plan=None, memory=None, overlap=OFF, remat="off", host="off")
         return CallStages(self.step, options, self.traced, settings=self.settings)
 
     def plan_pinned(self, layouts: Mapping[str, Layout | str]) -> Plan:

@@ -58,6 +58,10 @@ RematWord = Annotated[
     str | None,
     typer.Option("--remat", help="let the planner choose what to recompute: off or auto; default: the program's"),
 ]
+HostWord = Annotated[
+    str | None,
+    typer.Option("--host", help="let the planner use the host's memory: off or auto; default: the program's"),
+]
 OverlapWord = Annotated[
     str | None, typer.Option("--overlap", help="hide communication: off, prefetch or full; default: the program's")
 ]

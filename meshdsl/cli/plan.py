@@ -14,6 +14,7 @@ from meshdsl.cli.options import (
     AsJSON,
     Chunks,
     EffortWord,
+    HostWord,
     LayoutTexts,
     MemoryText,
     MeshText,
@@ -51,6 +52,7 @@ def plan(
     chunks: Chunks = None,
     recompute: Recompute = None,
     remat: RematWord = None,
+    host: HostWord = None,
     overlap: OverlapWord = None,
     effort: EffortWord = "default",
     save: SavePlan = None,
@@ -60,7 +62,7 @@ def plan(
     """Plan a program's step and print the plan: layouts, collectives with their reasons, seconds, memory, gap."""
     check_writable(save, html)
     over = load_mesh(mesh, topology)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host)
     loaded = loaded if overlap is None else replace(loaded, overlap=overlap)
     found = _plan(program, loaded, over, rules, memory, effort)
     if save is not None:
@@ -81,6 +83,7 @@ def frontier(
     chunks: Chunks = None,
     recompute: Recompute = None,
     remat: RematWord = None,
+    host: HostWord = None,
     effort: EffortWord = "default",
     points: Annotated[int, typer.Option(min=2, help="how many memory limits, up to none")] = 8,
     html: Annotated[Path | None, typer.Option(help="write table and picture as an HTML page to this file")] = None,
@@ -91,7 +94,7 @@ def frontier(
 
     check_writable(html)
     over = load_mesh(mesh, topology)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host)
     with working(f"planning {program} over {over} within {points} memory limits"):
         found = parallelize_program(loaded, over, rules, effort=effort).frontier(*loaded.args, points=points)
     if html is not None:
@@ -117,6 +120,7 @@ def check(
     chunks: Chunks = None,
     recompute: Recompute = None,
     remat: RematWord = None,
+    host: HostWord = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program again, over the mesh and topology of a saved plan, and show what changed.
@@ -127,7 +131,7 @@ def check(
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host)
     _show_difference("check", before.diff(_plan(program, loaded, before.mesh, rules, memory, before.effort)), as_json)
 
 

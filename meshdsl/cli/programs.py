@@ -33,6 +33,7 @@ def load_program(
     recompute: str | None = None,
     layouts: Sequence[str] | None = None,
     remat: str | None = None,
+    host: str | None = None,
 ) -> "Program":
     """The program that a file or a module defines, or that its function of this name returns.
 
@@ -44,6 +45,7 @@ def load_program(
       recompute: what the backward pass recomputes.
       layouts: ``GLOB=LAYOUT`` each, which win over the program's layouts; those of equal globs are one layout.
       remat: whether the planner chooses what is computed again, in place of what the program says.
+      host: whether it chooses what lives in the host's memory, likewise.
 
     Raises:
       ArgumentError: there is no such program, or no such pipeline. Errors of the file's own code are not caught.
@@ -61,6 +63,7 @@ def load_program(
 
         program = with_layouts(program, pins)
     program = program if remat is None else replace(program, remat=remat)
+    program = program if host is None else replace(program, host=host)
     return replace(program, pipeline=_pipeline(program, given)) if given else program
 
 
@@ -76,7 +79,7 @@ def python_file(name: str) -> Path:
 def _parse_pin(text: str) -> tuple[str, str]:
     """The glob and the layout of ``GLOB=LAYOUT``."""
     glob, equals, layout = text.partition("=")
-    if not glob or not equals or "=" not in layout:
+    if not glob or not equals or not {"=", "@"} & set(layout):
         raise ArgumentError(f"--layouts: {text!r} is not GLOB=LAYOUT, such as 'batch/*=data=S(0)'")
     return glob, layout
 

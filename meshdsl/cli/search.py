@@ -8,6 +8,7 @@ import typer
 from meshdsl.cli.options import (
     AsJSON,
     EffortWord,
+    HostWord,
     LayoutTexts,
     MemoryText,
     ProgramName,
@@ -51,6 +52,7 @@ def search(
     rules: RulesText = None,
     memory: MemoryText = None,
     remat: RematWord = None,
+    host: HostWord = None,
     effort: EffortWord = "default",
     save: SavePlan = None,
     as_json: AsJSON = False,
@@ -62,7 +64,7 @@ def search(
     from meshdsl.api.mesh_search import search as search_meshes
 
     check_writable(save)
-    loaded = load_program(program, layouts=layouts, remat=remat)
+    loaded = load_program(program, layouts=layouts, remat=remat, host=host)
     with working(f"planning {program} on {devices} devices") as status:
         found = search_meshes(
             loaded,
@@ -84,7 +86,7 @@ def search(
     command = ["meshdsl", "plan", program, *_options(best, loaded), *(["--topology", topology] if topology else [])]
     command += [part for pin in layouts or () for part in ("--layouts", pin)]
     command += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
-    command += ["--remat", remat] if remat else []
+    command += [*(["--remat", remat] if remat else []), *(["--host", host] if host else [])]
     command += ["--effort", effort] if effort != "default" else []
     facts = {"devices": devices, "candidates": [candidate.facts for candidate in found.candidates]}
     show("search", found, facts, as_json)

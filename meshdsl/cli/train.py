@@ -14,6 +14,7 @@ from meshdsl.cli.options import (
     AsJSON,
     Chunks,
     EffortWord,
+    HostWord,
     LayoutTexts,
     MemoryText,
     MeshText,
@@ -72,6 +73,7 @@ def train(
     chunks: Chunks = None,
     recompute: Recompute = None,
     remat: RematWord = None,
+    host: HostWord = None,
     effort: EffortWord = "default",
     steps: Annotated[int | None, typer.Option(min=1, help="steps of the run; default: the program's")] = None,
     folder: Annotated[
@@ -176,7 +178,7 @@ def train(
     common = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
     together = nullcontext() if plan_ahead else joined(over, own, common, _explain, join_timeout)
     with together, output_to_stderr() if as_json else nullcontext():
-        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat)
+        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host)
         trained = skipping(loaded) if on_nan is OnNaN.skip else loaded
         planned = os.environ.get(PLANNED_FILE)
         session = Session(trained, over, rules, memory, is_supervised(), planned, effort)

@@ -46,17 +46,19 @@ def keep_on_host(
     """Returns the program with some inputs and results in the host's memory.
 
     Args:
-      inputs, outputs: their positions. Arrays without elements, and literals, stay on the device.
+      inputs, outputs: their positions. Arrays without elements, and literals, stay on the device; what is in the host's
+        memory already stays there.
       follows: per result, the input that it replaces; one that returns this input as it is leaves it where it is.
     """
     graph = copied(program.graph)
-    given = {i for i in inputs if 0 not in graph.inputs[i].shape}
-    taken = {j for j in outputs if isinstance(x := graph.returned[j], Value) and 0 not in x.shape}
+    already = hosted_outputs(graph)
+    given = {i for i in inputs if i not in graph.hosted and 0 not in graph.inputs[i].shape}
+    taken = {j for j in outputs if j not in already and isinstance(x := graph.returned[j], Value) and 0 not in x.shape}
     if not given and not taken:
         return program
     stay = {j for j in taken if follows[j] in given and graph.returned[j] is graph.inputs[follows[j] or 0]}
-    graph = _with_transfers(_in_order(graph), given, taken - stay, stay)
-    graph = replace(graph, hosted=frozenset(given))
+    graph = _with_transfers(in_optimizer_order(graph), given, taken - stay, stay)
+    graph = replace(graph, hosted=graph.hosted.union(given))
     renumber(graph)
     check_graph(graph)
     return replace(program, graph=graph)
@@ -99,7 +101,7 @@ def _transfer(name: str, beside: Op, x: Value, made: Value) -> Op:
 # ---- The order of the optimizer --------------------------------------------------------------------------------------
 
 
-def _in_order(graph: Graph) -> Graph:
+def in_optimizer_order(graph: Graph) -> Graph:
     """Returns the graph with the operations behind the backward pass in the order of the results that need them."""
     *ops, last = graph.ops
     begins = next((i + 1 for i in reversed(range(len(ops))) if ops[i].phase != _LAST_PHASE), 0)

@@ -28,7 +28,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.notation import MEMORIES
 from meshdsl.layouts.placement import REDUCTIONS, B, P, Placement
-from meshdsl.layouts.topology import HOST, preset_names, topology
+from meshdsl.layouts.topology import no_host_memory
 from meshdsl.pins.axis_rules import RulePins, UnusedRules, kinds
 from meshdsl.pins.conflicts import (
     UNEVEN,
@@ -309,11 +309,7 @@ def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
 def _host_faults(program: TracedProgram, mesh: Mesh) -> Iterator[str]:
     """Yields why arrays cannot be kept in the host's memory."""
     if not mesh.topology.host_memory:
-        known = ", ".join(name for name in preset_names() if topology(name).host_memory)
-        yield (
-            f"@host: topology {mesh.topology.name} states no host memory; presets that do are {known}, and "
-            f"dataclasses.replace(topology, {', '.join(f'{name}=...' for name in HOST)}) states it"
-        )
+        yield f"@host: {no_host_memory(mesh.topology)}"
     if program.pipeline and program.pipeline.axis:
         axis = program.pipeline.axis
         yield f"@host: the step is a pipeline over {axis}, whose stages keep what they need on their devices"

