@@ -119,7 +119,7 @@ class ProgramPair:
         return [
             self.given[i].astype(dtype_of(arrays(line.type)[0].dtype))[None]
             if i in self.given
-            else self._argument(line, numbers, rng, longest)
+            else self._argument(line, numbers, rng, longest, (i + seed) % 2)
             for i, line in enumerate(lines)
         ]
 
@@ -136,7 +136,8 @@ class ProgramPair:
         return next((each for each in drawn if each.kind == "int"), None)
 
     @staticmethod
-    def _argument(line: Instruction, numbers: Numbers, rng: np.random.Generator, longest: int) -> Value:
+    def _argument(line: Instruction, numbers: Numbers, rng: np.random.Generator, longest: int, turn: int) -> Value:
+        """A random argument; numbers that may choose a branch are not drawn, they take turns."""
         (made,) = arrays(line.type)
         kind, shape = kind_of(made.dtype), (1, *made.dims)
         if kind == "float":
@@ -146,7 +147,7 @@ class ProgramPair:
             drawn = np.abs(drawn) if made.dtype == "f8e8m0fnu" else drawn  # it has no sign
             return drawn.astype(float_type(made.dtype)).astype(np.float64)
         if kind == "bool":
-            return rng.integers(0, 2, shape).astype(bool)
+            return rng.integers(0, 2, shape).astype(bool) if made.dims else np.array([turn == 0])
         if kind == "complex":
             if isinstance(numbers, PrimeField):
                 return Unfollowed(Operation(line), "complex numbers")
@@ -157,6 +158,8 @@ class ProgramPair:
         if dtype == np.uint32 and made.dims[-1:] == (2,):  # a key of random numbers
             return rng.integers(0, 2**32, shape, dtype=np.uint32)
         wide = rng.integers(0, min(longest, np.iinfo(dtype).max), shape)
+        if not made.dims:
+            return wide.astype(dtype) if turn else (wide % 2).astype(dtype)
         return np.where(rng.random(shape) < 0.5, wide, wide % _SMALL).astype(dtype)
 
     def _blocks(self, x: Value, parameter: Instruction) -> Value:

@@ -265,11 +265,11 @@ def _with_parts(lines: Sequence[Instruction]) -> Iterator[Instruction]:
 def _chosen(which: Array, found: Mapping[int, Value]) -> Value:
     """Per device, the value of the branch that it takes."""
     values = list(found.values())
+    if unknown := next((x for x in values if isinstance(x, Unfollowed)), None):
+        return unknown
     if isinstance(values[0], tuple):
         parts = zip(*values, strict=True)
         return tuple(_chosen(which, dict(zip(found, part, strict=True))) for part in parts)
-    if unknown := next((x for x in values if isinstance(x, Unfollowed)), None):
-        return unknown
     made = values[0]
     for i, value in list(found.items())[1:]:
         made = np.where((which == i).reshape(-1, *[1] * (value.ndim - 1)), value, made)

@@ -41,7 +41,8 @@ from tests.lowering.simulation.mutants import Mutant, mutants
 CASES, LIMIT = 6, 1e8
 SHORT = ("bfloat16", "float16", "float8")
 LARGE = 25  # bound of random integers, the longest dim
-TRIES = 8  # random arguments of a program that is called wrong
+TRIES = 12  # random arguments of a program that is called wrong
+SCALES = (1.0, 3.0, 10.0)  # of these: a gradient grows faster than the weight that it is subtracted from
 PER_PROGRAM = 8  # mutants of one program, drawn among all
 INPUTS = 24  # of a mutant that is not found
 EQUIVALENT = ("that compute the same value", "whose other value changes no result")
@@ -91,24 +92,24 @@ class Sweep:
             self.counts[f"not followed: {each.operation}: {each.reason[:60]} ({each.stage})"] += 1
         if check.equal:
             return
-        real = any(self._is_wrong(case, jitted, args) for _ in range(TRIES))
+        real = any(self._is_wrong(case, jitted, args, SCALES[i % len(SCALES)]) for i in range(TRIES))
         self.counts["wrong programs" if real else "false alarms"] += 1
         print(f"{'wrong' if real else 'FALSE ALARM'}: {check}\n{case}\n", flush=True)
 
-    def _is_wrong(self, case: Case, jitted: Any, args: list[Any]) -> bool:
+    def _is_wrong(self, case: Case, jitted: Any, args: list[Any], scale: float) -> bool:
         """Whether the program computes something else than the unsharded step, for random arguments."""
-        given = [self._random(np.asarray(x)) if i.value.dtype != "key" else x
+        given = [self._random(np.asarray(x), scale) if i.value.dtype != "key" else x
                  for i, x in zip(case.inputs, case.args(), strict=True)]  # fmt: skip
         placed = [jax.device_put(x, at.sharding) for x, at in zip(given, args, strict=True)]
         short = any(dtype in case.source for dtype in SHORT)
         tolerance = 1e-2 if short or any(i.value.dtype in SHORT for i in case.inputs) else 1e-4
         return _differs(jitted(*placed), jax.jit(case.step)(*given), tolerance)
 
-    def _random(self, like: np.ndarray) -> np.ndarray:
-        """Floats in place of floats, and integers that may be indices in place of integers."""
-        if like.dtype.kind in "iu":
-            return self._rng.integers(0, LARGE, like.shape).astype(like.dtype)
-        return like if like.dtype.kind == "b" else self._rng.standard_normal(like.shape).astype(like.dtype)
+    def _random(self, like: np.ndarray, scale: float) -> np.ndarray:
+        """Floats in place of floats, integers that may be indices in place of integers, and truth values."""
+        if like.dtype.kind in "iub":
+            return self._rng.integers(0, 2 if like.dtype.kind == "b" else LARGE, like.shape).astype(like.dtype)
+        return (scale * self._rng.standard_normal(like.shape)).astype(like.dtype)
 
     def _mutate(self, modules: CompiledModules, devices: int, case: Case) -> None:
         drawn = list(mutants(modules.partitioned, devices, self._rng))
