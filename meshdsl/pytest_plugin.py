@@ -1,7 +1,8 @@
-"""A pytest plugin: the fixture ``golden_plan`` compares a plan with a saved one.
+"""A pytest plugin: the fixture ``golden_plan`` compares a plan, or what ``md.inspect`` has read, with a saved one.
 
     def test_communication(golden_plan):
         golden_plan("step.json", sharded.plan(*args))
+        golden_plan("theirs.json", md.inspect(jitted, *args, topology="dgx-h100"))
 
 compares with ``golden/step.json`` beside the test's file, and fails with the difference. ``pytest --update-golden``
 writes the files instead. pytest loads the plugin by its entry point once meshdsl is installed.
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from meshdsl.plan import Plan
+    from meshdsl.plan.plan import Plan, Recorded
 
 
 FOLDER = "golden"  # beside the test's file
@@ -28,10 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def golden_plan(request: pytest.FixtureRequest) -> "Callable[[str, Plan], None]":
+def golden_plan(request: pytest.FixtureRequest) -> "Callable[[str, Plan | Recorded], None]":
     """Return ``golden_plan("name.json", plan)``, which fails with the difference if plan and file differ."""
 
-    def compare(name: str, plan: "Plan") -> None:
+    def compare(name: str, plan: "Plan | Recorded") -> None:
         file = request.path.parent / FOLDER / name
         if request.config.getoption(UPDATE):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,7 @@ def golden_plan(request: pytest.FixtureRequest) -> "Callable[[str, Plan], None]"
     return compare
 
 
-def difference(file: Path, plan: "Plan") -> str:
+def difference(file: Path, plan: "Plan | Recorded") -> str:
     """Return the difference between a plan and that of a file; empty if they are equal."""
     from meshdsl.plan import load_plan
 

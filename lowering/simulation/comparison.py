@@ -119,7 +119,7 @@ class ProgramPair:
         return [
             self.given[i].astype(dtype_of(arrays(line.type)[0].dtype))[None]
             if i in self.given
-            else self._argument(line, numbers, rng, longest, (i + seed) % 2)
+            else self._argument(line, numbers, rng, longest, i + seed)
             for i, line in enumerate(lines)
         ]
 
@@ -137,7 +137,7 @@ class ProgramPair:
 
     @staticmethod
     def _argument(line: Instruction, numbers: Numbers, rng: np.random.Generator, longest: int, turn: int) -> Value:
-        """A random argument; numbers that may choose a branch are not drawn, they take turns."""
+        """A random argument; numbers that may choose a branch take turns, so that two inputs enter two branches."""
         (made,) = arrays(line.type)
         kind, shape = kind_of(made.dtype), (1, *made.dims)
         if kind == "float":
@@ -147,7 +147,7 @@ class ProgramPair:
             drawn = np.abs(drawn) if made.dtype == "f8e8m0fnu" else drawn  # it has no sign
             return drawn.astype(float_type(made.dtype)).astype(np.float64)
         if kind == "bool":
-            return rng.integers(0, 2, shape).astype(bool) if made.dims else np.array([turn == 0])
+            return rng.integers(0, 2, shape).astype(bool) if made.dims else np.array([turn % 2 == 0])
         if kind == "complex":
             if isinstance(numbers, PrimeField):
                 return Unfollowed(Operation(line), "complex numbers")
@@ -159,7 +159,7 @@ class ProgramPair:
             return rng.integers(0, 2**32, shape, dtype=np.uint32)
         wide = rng.integers(0, min(longest, np.iinfo(dtype).max), shape)
         if not made.dims:
-            return wide.astype(dtype) if turn else (wide % 2).astype(dtype)
+            return wide.astype(dtype) if turn % 2 else np.array([turn // 2 % 2], dtype)
         return np.where(rng.random(shape) < 0.5, wide, wide % _SMALL).astype(dtype)
 
     def _blocks(self, x: Value, parameter: Instruction) -> Value:

@@ -3,6 +3,7 @@
     found = md.inspect(jitted, state, batch)      # compiled as the call would compile it; nothing runs
     print(found)                                  # every collective: kind, axes, bytes, iterations, line
     print(found.compare())                        # beside the best plan of the same step
+    found.save("sent.json")                       # a plan file: md.load_plan, diff, report and golden_plan take it
 
 It takes what others write: ``jax.jit`` with shardings, explicit axes, ``shard_map``. The compiled program is read, so
 what is reported is what runs. The best plan is one between the same inputs and outputs, free in between: constraints
@@ -13,11 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from itertools import groupby
 from linecache import getline
 from numbers import Real
+from os import PathLike
 from typing import Any
 
+import jax
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from meshdsl.api.comparison import PlanComparison
@@ -37,7 +41,11 @@ from meshdsl.lowering.hlo.source import InstructionSources
 from meshdsl.lowering.simulation.check import LIMIT, ProgramCheck, TypedValue, check_program, typed_values
 from meshdsl.lowering.verify import compiled_bytes
 from meshdsl.plan.budget import Kinds, check_budget
+from meshdsl.plan.compiled import compiled_plan
+from meshdsl.plan.diff import PlanDiff
+from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import SourceNames
+from meshdsl.plan.types import Collective, Line
 from meshdsl.shardings import StatedMesh, mesh_of, topology_at_hand
 from meshdsl.util.text import bytes_text, seconds_text, table
 
@@ -100,6 +108,67 @@ class Inspection:
             occur. A collective that the compiler has combined sends several.
         """
         check_budget(f"the compiled program of {self.name}", self.collectives, bytes, kinds)
+
+    @cached_property
+    def record(self) -> Plan:
+        """The communication in the form of a plan, which ``save``, ``diff`` and ``report`` are of; it cannot be run."""
+        lines: dict[str, Line] = {}
+        for c in sorted(self.collectives, key=lambda c: (c.place.file, c.place.line)):
+            lines.setdefault(c.source, Line(c.source, c.place.function, c.text))
+        return compiled_plan(
+            self.name,
+            self.mesh,
+            self.target or "XLA",
+            sha256(self._step.lowered.as_text().encode()).hexdigest(),
+            jax.__version__,
+            self._step.arrays(self.mesh),
+            tuple(map(_recorded, self.collectives)),
+            [(c.seconds - c.covered) * c.trips for c in self.collectives],
+            lines,
+            self.memory,
+            float(self.flops * self.mesh.size),
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write what the program communicates to a plan file, which ``md.load_plan`` reads.
+
+        ``golden_plan`` of the pytest plugin takes inspections as it takes plans.
+
+        Raises:
+          PlanFileError: the file cannot be written.
+
+        Example:
+          >>> mesh = jax.make_mesh((8,), ("data",))
+          >>> rows = jax.device_put(jnp.ones((64, 8)), jax.NamedSharding(mesh, jax.P("data")))
+          >>> found = md.inspect(jax.jit(lambda x: x.sum(0)), rows)
+          >>> found.save("sent.json")
+          >>> bool(md.load_plan("sent.json").diff(found))
+          False
+        """
+        self.record.save(path)
+
+    def diff(self, other: "Plan | Inspection") -> PlanDiff:
+        """Return how another compiled program, or a plan of the step, differs in what it communicates.
+
+        Collectives of two programs are compared by kind, axes, phase and source text; those of a program and a plan by
+        kind, axes and source text.
+
+        Raises:
+          ArgumentError: ``other`` is neither.
+        """
+        return self.record.diff(other)
+
+    def report(self, path: str | PathLike[str], against: "Plan | Inspection | None" = None) -> None:
+        """Write what the program communicates as one HTML page that works offline, as a plan's report is.
+
+        Args:
+          path: file to write. against: a plan or program to compare with.
+
+        Raises:
+          ArgumentError: ``path`` is not a path, or ``against`` neither a plan nor an inspection.
+          MeshDSLError: the file cannot be written.
+        """
+        self.record.report(path, against)
 
     def compare(self) -> PlanComparison:
         """Plan the same step between the same inputs and outputs, and return both sides.
@@ -337,6 +406,25 @@ def _inspection(traced: TracedStep, mesh: Mesh) -> Inspection:
     names, flow = SourceNames(source for *_, source in pairs), Dataflow(module)
     found = tuple(inspected_collective(*pair, names, flow, traced.split_shapes) for pair in pairs)
     return Inspection(traced.name, mesh, found, compiled_bytes(traced.compiled), product_flops(module), traced)
+
+
+def _recorded(c: InspectedCollective) -> Collective:
+    """The collective in the form of a plan's."""
+    dtype, _, dims = c.tensor.removesuffix("]").partition("[")
+    return Collective(
+        kind=c.kind,
+        axes=c.axes or (c.over,),
+        bytes=c.bytes,
+        trips=c.trips,
+        estimated=c.estimated,
+        seconds=c.seconds,
+        phase=c.phase,
+        source=c.source,
+        reason="; ".join(filter(None, (c.text, c.note))) or c.tensor,
+        value=c.tensor,
+        shape=tuple(int(n) for n in dims.split(",") if n),
+        dtype=dtype,
+    )
 
 
 def _check_positive(name: str, given: object, kind: type) -> None:

@@ -11,13 +11,17 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, is_a
+from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B
 from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
 from meshdsl.pins import AS_GIVEN
-from meshdsl.shardings import axes_of
+from meshdsl.plan.types import Array
+from meshdsl.shardings import axes_of, stated_layout
 
 
 class OneDeviceError(ArgumentError):
@@ -103,10 +107,7 @@ class TracedStep:
           free_ends: whether arguments and results that lie whole on every device are free as well.
         """
         leaves = [replace_sharding(x, None) if free_ends and is_whole(x.sharding) else x for x in self.shapes]
-        given, keywords = jax.tree.unflatten(jax.tree.structure(self.traced.args_info), leaves)
-        names = [name for name in self.parameters if name not in keywords]
-        names += [f"argument_{i}" for i in range(len(names), len(given))]
-        arguments = {**dict(zip(names, given, strict=False)), **dict(sorted(keywords.items()))}
+        arguments = self._named(leaves)
         run, out = jaxpr_as_fun(self.traced.jaxpr), jax.tree.structure(self.traced.out_info)
 
         def step(*args: Any) -> Any:
@@ -122,6 +123,30 @@ class TracedStep:
         ends = zip(paths, self.results, strict=True)
         pins = {path: at for path, at in ends if isinstance(at, NamedSharding) and not (free_ends and is_whole(at))}
         return parallelize(step, mesh, AS_GIVEN, outputs=pins, constraints="ignore"), args
+
+    def _named(self, leaves: list[Any]) -> dict[str, Any]:
+        """The arguments by name, with these leaves."""
+        given, keywords = jax.tree.unflatten(jax.tree.structure(self.traced.args_info), leaves)
+        names = [name for name in self.parameters if name not in keywords]
+        names += [f"argument_{i}" for i in range(len(names), len(given))]
+        return {**dict(zip(names, given, strict=False)), **dict(sorted(keywords.items()))}
+
+    def arrays(self, mesh: Mesh) -> tuple[list[Array], list[Array]]:
+        """The arguments and results as they lie; those that lie on no mesh of these axes are whole."""
+
+        def array(path: str, x: Any, at: Any) -> Array:
+            stated = stated_layout(at, len(x.shape)) if isinstance(at, NamedSharding) else None
+            known = stated[0] if stated and set(at.mesh.axis_names) == set(mesh.names) else Layout()
+            order = [*known.axes, *(axis for axis in mesh.names if axis not in known.axes)]
+            return Array(path, tuple(x.shape), str(x.dtype), Layout(**{axis: known.on(axis) or B for axis in order}))
+
+        inputs = [
+            array("/".join(filter(None, (name, keystr(path, simple=True, separator="/")))), x, x.sharding)
+            for name, tree in self._named(self.shapes).items()
+            for path, x in tree_leaves_with_path(tree)
+        ]
+        leaves = zip(tree_leaves_with_path(self.traced.out_info), self.results, strict=True)
+        return inputs, [array(keystr(path, simple=True, separator="/"), x, at) for (path, x), at in leaves]
 
     @property
     def results(self) -> list[Any]:

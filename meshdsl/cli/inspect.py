@@ -1,11 +1,12 @@
 """``meshdsl inspect``: what a script's own ``jax.jit`` steps communicate, beside the best plan of the same steps."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from meshdsl.cli.options import AsJSON, TopologyName
-from meshdsl.cli.output import show, working
+from meshdsl.cli.output import check_writable, show, working
 from meshdsl.cli.programs import load_topology_named, python_file
 from meshdsl.errors import ArgumentError, CheckError
 from meshdsl.util.exit_status import BAD_INPUT, CHANGED
@@ -35,6 +36,10 @@ def inspect(
         bool, typer.Option("--types", help="show how every value lies behind the partitioner: S, B or P per mesh axis")
     ] = False,
     compare: Annotated[bool, typer.Option(help="plan the same steps, and show what the plan sends instead")] = True,
+    save: Annotated[
+        Path | None, typer.Option(help="write what the step sends to this file, for diff, report and golden files")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="write what the step sends as an HTML page to this file")] = None,
     as_json: AsJSON = False,
 ) -> None:
     """Run a script, and show what its jitted steps communicate, line by line, beside the best plan.
@@ -47,6 +52,7 @@ def inspect(
     from meshdsl.api.jitted_calls import inspect_script
     from meshdsl.lowering.aot_targets import parse_target
 
+    check_writable(save, html)
     file = python_file(script)
     wanted = parse_target(target).size if target and devices is None else devices
     if wanted is not None:
@@ -54,6 +60,13 @@ def inspect(
     costs = load_topology_named(topology) if topology else None
     with working(f"running {script}"):
         found = inspect_script(file, arguments or (), step, costs, target)
+    if (save or html) and len(found) > 1:
+        names = ", ".join(each.name for each in found)
+        raise ArgumentError(f"--save and --html are of one step, and {script} has {len(found)}: give --step of {names}")
+    if save is not None:
+        found[0].save(save)
+    if html is not None:
+        found[0].report(html)
     texts: list[str] = []
     facts: list[dict[str, Any]] = []
     wrong = unknown = False

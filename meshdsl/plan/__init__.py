@@ -15,6 +15,7 @@
     file       the plan file: format, writing, reading, faults
     report     the HTML page, a trace for Perfetto, a graph for Model Explorer
     plan       ``Plan``: the data with the operations that users call
+    compiled   what a compiled program communicates, in the form of a plan
     build      from a solution to a plan
     validate   whether a given plan is valid for a program
 

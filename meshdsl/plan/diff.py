@@ -4,6 +4,9 @@ Collectives are compared by their purpose: kind, axes, phase and reason, without
 file or moving a function to another changes no communication. Collectives that both plans have are listed only where
 their number of runs, bytes or seconds differ.
 
+Of compiled programs that ``md.inspect`` has read, time is that of the collectives, one after the other. They are beside
+a plan by kind, axes and what the source line reads, since a compiler states no reasons.
+
 The text begins with the verdict: another program or jax, if so, and what became worse or better. Totals, mesh, topology
 and program, collectives by the change of their time, and layouts follow; layouts of repeated layers that changed in the
 same way share a row.
@@ -34,6 +37,7 @@ _DIFFERENT = {
     "program": "different program: the step itself changed; if that is meant, save the new plan",
     "jax": "different jax: another version traces the step differently; plan with the one that the plan was made with",
 }
+_SENT = "predicted time of collectives"
 _TOTALS = {"seconds": "predicted step time", "bytes": "sent per device and step", "memory": "peak memory per device"}
 
 
@@ -84,6 +88,7 @@ class PlanDiff:
       collectives: collectives per purpose, where they differ.
       totals: seconds, bytes and memory, where they differ.
       loops: what loops send ahead and behind, where that differs.
+      compiled: whether one of both is a compiled program, so that seconds are those of the collectives.
       changes: relative change of these totals: 0.1 if the second plan has 10% more.
       different: ``"program"`` if the plans are of different programs, ``"jax"`` if different versions of jax traced
         these, which alone can make them differ; empty if they are of one program, or of equal inputs in forms
@@ -97,6 +102,7 @@ class PlanDiff:
     changes: dict[str, float]
     different: str = ""
     loops: tuple[tuple[str, str, str], ...] = ()
+    compiled: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.made_for or self.layouts or self.collectives or self.totals or self.loops)
@@ -110,18 +116,23 @@ class PlanDiff:
 
 def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
     """The differences of ``after`` from ``before``."""
-    totals, a, b = _changes(before, after, _totals), _amounts(before), _amounts(after)
+    compiled, mixed = bool(before.compiled or after.compiled), bool(before.compiled) != bool(after.compiled)
+    a, b = _amounts(before, compiled), _amounts(after, compiled)
+    totals = tuple((name, _AMOUNT[name](a[name]), _AMOUNT[name](b[name])) for name in a)
+    totals = tuple(row for row in totals if row[1] != row[2])
     implied = _implied_by_inputs(before) & _implied_by_inputs(after)
-    different = _different(before, after)
+    different = "" if mixed else _different(before, after)
+    made_for = tuple(row for row in _changes(before, after, _made_for) if not (mixed and row[0] == "program"))
     versions = (("jax", before.jax, after.jax),) if different == "jax" else ()
     return PlanDiff(
-        made_for=(*_changes(before, after, _made_for), *versions),
+        made_for=(*made_for, *versions),
         layouts=tuple(row for row in _changes(before, after, _layouts) if row[0] not in implied),
-        collectives=_collectives(before, after),
+        collectives=_collectives(before, after, mixed),
         totals=totals,
         changes={name: b[name] / a[name] - 1 if a[name] else float("inf") for name, *_ in totals},
         different=different,
-        loops=_changes(before, after, _loops),
+        loops=() if mixed else _changes(before, after, _loops),
+        compiled=compiled,
     )
 
 
@@ -153,6 +164,7 @@ def _changes(
 def _made_for(plan: PlanData) -> Iterator[tuple[str, str]]:
     yield "mesh", str(plan.mesh)
     yield "topology", f"{plan.topology.name} {_speeds(plan)}"
+    yield "made by", plan.compiled or "the planner"
     yield "program", f"{plan.name} {plan.fingerprint[:12]}"
     if plan.pipeline:
         found, asked = plan.pipeline, plan.pipeline.asked
@@ -189,16 +201,19 @@ def _typed_layout(array: Array) -> str:
     return f"{array.type} {layout_text(array.layout.named(array.dims))}"
 
 
-def _collectives(before: PlanData, after: PlanData) -> tuple[tuple[str, CostTotals, CostTotals], ...]:
-    a, b, none = _costs(before), _costs(after), CostTotals()
+def _collectives(before: PlanData, after: PlanData, mixed: bool) -> tuple[tuple[str, CostTotals, CostTotals], ...]:
+    a, b, none = _costs(before, mixed), _costs(after, mixed), CostTotals()
     pairs = ((name, a.get(name, none), b.get(name, none)) for name in dict.fromkeys((*a, *b)))
     return tuple((name, was, now) for name, was, now in pairs if not was.is_close(now))
 
 
-def _costs(plan: PlanData) -> dict[str, CostTotals]:
+def _costs(plan: PlanData, by_line: bool) -> dict[str, CostTotals]:
+    """The costs by purpose, or by what the source line reads."""
     found: dict[str, CostTotals] = {}
+    texts = {line.source: line.text.strip() for line in plan.lines}
     for c in plan.collectives:
-        purpose = f"{c.kind} {','.join(c.axes)} {c.phase} {pattern(_reason(c))}"
+        why = texts[c.source] if by_line else f"{c.phase} {pattern(_reason(c))}"
+        purpose = f"{c.kind} {','.join(c.axes)} {why}"
         found[purpose] = found.get(purpose, CostTotals()).plus(c)
     return found
 
@@ -211,14 +226,12 @@ def _reason(collective: Collective) -> str:
     return reason
 
 
-def _amounts(plan: PlanData) -> dict[str, float]:
-    return {"seconds": plan.seconds, "bytes": plan.bytes, "memory": plan.memory}
+_AMOUNT: dict[str, Callable[[float], str]] = {"seconds": seconds_text, "bytes": bytes_text, "memory": bytes_text}
 
 
-def _totals(plan: PlanData) -> Iterator[tuple[str, str]]:
-    yield "seconds", seconds_text(plan.seconds)
-    yield "bytes", bytes_text(plan.bytes)
-    yield "memory", bytes_text(plan.memory)
+def _amounts(plan: PlanData, compiled: bool) -> dict[str, float]:
+    sent = sum(c.seconds * c.trips for c in plan.collectives)
+    return {"seconds": sent if compiled else plan.seconds, "bytes": plan.bytes, "memory": plan.memory}
 
 
 # ---- Text ------------------------------------------------------------------------------------------------------------
@@ -253,14 +266,18 @@ def _verdict(diff: PlanDiff) -> str:
     """Whether the program is another, and what became worse and what better, in words."""
     found: dict[str, list[str]] = {"worse": [], "better": []}
     for name, change in diff.changes.items():
-        found["worse" if change > 0 else "better"].append(f"{_TOTALS[name]} {_percent(change)}")
+        found["worse" if change > 0 else "better"].append(f"{_total(diff, name)} {_percent(change)}")
     verdicts = [f"{how}: {', '.join(what)}" for how, what in found.items() if what]
     costs = "; ".join(verdicts) or "changed, with equal step time, bytes and memory"
     return f"{_DIFFERENT[diff.different]}\n{costs}" if diff.different else costs
 
 
 def _total_rows(diff: PlanDiff) -> Rows:
-    return [(_TOTALS[name], was, now, _percent(diff.changes[name])) for name, was, now in diff.totals]
+    return [(_total(diff, name), was, now, _percent(diff.changes[name])) for name, was, now in diff.totals]
+
+
+def _total(diff: PlanDiff, name: str) -> str:
+    return _SENT if diff.compiled and name == "seconds" else _TOTALS[name]
 
 
 def _collective_rows(diff: PlanDiff) -> Rows:

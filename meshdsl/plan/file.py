@@ -172,6 +172,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recomputation: Recomputation | None = None
     effort: str = PROVE
     host: HostMemory | None = None
+    compiled: str = ""
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -277,7 +278,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
     lacking |= {"exposed": not plan.exposed, "buckets": not s.buckets, "parts": not given["parts"]}
     lacking |= {"rings": not s.rings, "recomputation": plan.recomputation is None, "effort": plan.effort == PROVE}
-    lacking |= {"host": plan.host is None}
+    lacking |= {"host": plan.host is None, "compiled": not plan.compiled}
     lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
@@ -613,7 +614,7 @@ def _collective_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
             yield f"collectives: missing for {name}, {_sent_text(sent)}"
     if (inside := sum(len(parts) for _, parts in f.parts)) != len(together):
         yield f"parts: {inside} collectives, of {len(together)} that are sent in buckets"
-    if not any(signature.collectives for signature in f.signatures):
+    if not f.compiled and not any(signature.collectives for signature in f.signatures):
         rest = ((i, sent) for sent, positions in listed.items() for i in positions)
         yield from (f"collectives[{i}]: no reshard step sends {_sent_text(sent)}" for i, sent in rest)
 

@@ -8,6 +8,7 @@ class are one-line calls of the modules that do the work.
 
 from dataclasses import dataclass
 from os import PathLike
+from typing import Protocol, runtime_checkable
 
 from meshdsl.errors import ArgumentError, is_a
 from meshdsl.plan.budget import Kinds, check_budget
@@ -16,6 +17,20 @@ from meshdsl.plan.file import read_plan, save_plan
 from meshdsl.plan.report.page import save_report, summary_html
 from meshdsl.plan.text import plan_text
 from meshdsl.plan.types import PlanData
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """What has a record in the form of a plan: a compiled program, as ``md.inspect`` has read it."""
+
+    @property
+    def record(self) -> "Plan":
+        """The record."""
+        ...
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the record to a plan file."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,17 +56,20 @@ class Plan(PlanData):
         """
         save_plan(self, path)
 
-    def diff(self, other: "Plan") -> PlanDiff:
+    def diff(self, other: "Plan | Recorded") -> PlanDiff:
         """Returns how ``other`` differs from this plan; empty (false) if it does not.
+
+        Of a compiled program that ``md.inspect`` has read, and a plan, communication is compared line by line.
 
         Raises:
           ArgumentError: ``other`` is not a plan.
         """
-        if not isinstance(other, PlanData):
+        after = other.record if isinstance(other, Recorded) else other
+        if not isinstance(after, PlanData):
             raise ArgumentError(f"diff: {is_a(other)}, not a plan; md.load_plan(file) reads one")
-        return diff_plans(self, other)
+        return diff_plans(self, after)
 
-    def report(self, path: str | PathLike[str], against: "Plan | None" = None) -> None:
+    def report(self, path: str | PathLike[str], against: "Plan | Recorded | None" = None) -> None:
         """Writes the plan as one HTML page that works offline.
 
         Args:
@@ -62,7 +80,7 @@ class Plan(PlanData):
           ArgumentError: ``path`` is not a path, or ``against`` not a plan.
           MeshDSLError: the file cannot be written.
         """
-        save_report(self, path, against)
+        save_report(self, path, against.record if isinstance(against, Recorded) else against)
 
     def assert_at_most(self, bytes: float | None = None, kinds: Kinds | None = None) -> None:
         """Fails a test whose plan communicates more than its budget.

@@ -151,7 +151,19 @@ def layout_text(layout: Layout) -> str:
     return " ".join([*shown, *([f"@{layout.memory}"] if layout.memory else [])])
 
 
+def _compiled_title(plan: PlanData) -> Iterator[str]:
+    yield f"{plan.name} on mesh {plan.mesh}, compiled by {plan.compiled}; seconds of topology {plan.topology.name}"
+    exposed = f"{seconds_text(plan.simulated_seconds)} have no product beside them"
+    yield f"  collectives          {seconds_text(plan.seconds)}, of which {exposed}"
+    yield f"  memory               {bytes_text(plan.memory)} per device"
+    runs = sum(c.trips for c in plan.collectives)
+    yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'tensor')}"
+
+
 def _title(plan: PlanData) -> Iterator[str]:
+    if plan.compiled:
+        yield from _compiled_title(plan)
+        return
     yield f"plan of {plan.name} on mesh {plan.mesh}, topology {plan.topology.name}"
     effort = f", effort {plan.effort}" if plan.gap and plan.effort != PROVE else ""
     bound = f"lower bound {seconds_text(plan.lower_bound)}, gap {percent_text(plan.gap)}{effort}"

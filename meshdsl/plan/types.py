@@ -337,6 +337,7 @@ class PlanData:
       recomputation: what the backward pass computes again, if ``remat="auto"`` chose anything.
       effort: with which the step was planned, which does not make plans unequal either.
       host: what is kept in the host's memory, if anything.
+      compiled: of the record of a compiled program (``meshdsl.plan.compiled``), the compiler; empty for plans.
     """
 
     name: str
@@ -358,6 +359,7 @@ class PlanData:
     recomputation: Recomputation | None = None
     effort: str = field(default=PROVE, compare=False)
     host: HostMemory | None = None
+    compiled: str = ""
 
     @property
     def fingerprint(self) -> str:

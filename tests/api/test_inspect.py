@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshdsl as md
 from meshdsl.api.jitted_calls import inspect_script
-from meshdsl.errors import ArgumentError, BudgetError, DeviceError
+from meshdsl.errors import ArgumentError, BudgetError, DeviceError, PlanFileError
 from meshdsl.lowering.aot_targets import KINDS
 from meshdsl.lowering.elsewhere import compiled_elsewhere
 
@@ -393,3 +393,33 @@ def test_wrappers_of_libraries():
         found = md.inspect(step, model, batch, topology=TOPOLOGY)
         assert (found.name, found.bytes) == (step.__name__, 32 * 4 * 2 * 3 // 4)
         assert found.compare().plan.mesh.names == ("data", "model")
+
+
+def test_records_are_saved_compared_and_drawn_as_plans_are(inspected, tmp_path):
+    file = tmp_path / "sent.json"
+    inspected.save(file)
+    record = md.load_plan(file)
+    assert record == inspected.record and not record.diff(inspected) and not inspected.diff(record)
+    assert (record.bytes, record.memory, record.seconds) == (inspected.bytes, inspected.memory, inspected.seconds)
+    assert [str(record.layout(path)) for path in ("w", "rate")] == ["data=S(0) model=B", "data=B model=B"]
+    assert str(record).startswith("fsdp on mesh data=4,model=2, compiled by XLA; seconds of topology dgx-h100\n")
+    record.assert_at_most(inspected.bytes)
+    inspected.report(tmp_path / "sent.html", inspected.compare().plan)
+    page = (tmp_path / "sent.html").read_text()
+    assert "compiled by XLA" in page and "Gap to the optimum" not in page
+    with pytest.raises(PlanFileError, match="it is no plan, but what a program sends that XLA compiled") as caught:
+        md.parallelize(lambda w: w * 2, record.mesh, plan=record).plan(fsdp_arguments()[0])
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_differences_of_records(inspected):
+    found = inspected.diff(inspected.compare().plan)
+    assert found.changes["bytes"] == pytest.approx(-1 / 3) and not found.different
+    names = {name.split(" gradient")[0] for name, *_ in found.collectives}
+    assert names == {"all-reduce data", "reduce-scatter data"}
+    assert "predicted time of collectives" in str(found) and "made by" in str(found)
+    whole = jax.jit(partial(fsdp, mode="train"), out_shardings=NamedSharding(MESH, PartitionSpec()))
+    other = inspected.diff(md.inspect(whole, *fsdp_arguments(), rate=0.1, topology=TOPOLOGY))
+    assert other.different == "program" and other.changes["bytes"] > 0 and len(other.layouts) == 1
+    with pytest.raises(ArgumentError, match="not a plan"):
+        inspected.diff("sent.json")

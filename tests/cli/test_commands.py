@@ -307,3 +307,29 @@ def test_plan_recomputes_within_the_memory(folder):
     assert free["computed_again"] == free["waterfall"] == []
     assert found["memory"] <= limit and found["computed_again"]
     assert found["waterfall"][0]["bytes"] == free["memory"] and found["waterfall"][-1]["bytes"] == found["memory"]
+
+
+SCRIPT = """
+import jax, jax.numpy as jnp
+
+mesh = jax.make_mesh((8,), ("data",))
+rows = jax.NamedSharding(mesh, jax.P("data"))
+x = jax.device_put(jnp.ones((64, WIDTH)), rows)
+total = jax.jit(lambda x: x.sum(0), out_shardings=jax.NamedSharding(mesh, jax.P()))
+total(x)
+jax.jit(jnp.tanh, out_shardings=rows)(x)
+"""
+
+
+def test_what_a_script_sends_is_saved_and_compared(folder):
+    for width in (8, 16):
+        Path(f"s{width}.py").write_text(SCRIPT.replace("WIDTH", str(width)))
+        options = ("--step", "<lambda>", "--no-compare", "--topology", "dgx-h100", "--save", f"s{width}.json")
+        assert run("inspect", f"s{width}.py", *options, "--html", "s.html")[0] == 0
+    assert md.load_plan("s8.json").bytes == 56 and "compiled by XLA" in Path("s.html").read_text()
+    status, printed = run("diff", "s8.json", "s16.json")
+    assert status == 4 and "sent per device and step 56 B 112 B +100%" in " ".join(printed.split())
+    assert run("diff", "s8.json", "s8.json") == (0, "the plans are equal\n")
+    assert run("report", "s8.json", "--against", "s16.json")[0] == 0 and Path("s8.html").exists()
+    with pytest.raises(md.MeshDSLError, match=r"--save and --html are of one step, and s8\.py has 2: give --step"):
+        run("inspect", "s8.py", "--no-compare", "--save", "s.json")
