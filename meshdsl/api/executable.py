@@ -176,7 +176,7 @@ class Executable:
         every = NamedSharding(explicit_mesh(self.devices, ()), PartitionSpec())
         alone = every if self.program.spread else self.devices.devices.flat[0]
         with self.settings.lowering():
-            fresh = [jnp.array(without_types(x), copy=True) for x in leaves]  # device_put may share buffers
+            fresh = [_on_device(jnp.array(without_types(x), copy=True)) for x in leaves]  # device_put may share buffers
             copied: list[jax.Array] = jax.device_put(fresh, alone if whole else list(self.shardings))
         return copied
 
@@ -231,6 +231,14 @@ class Executable:
 
 def _is_placed_elsewhere(x: Any, target: NamedSharding) -> bool:
     return isinstance(x, jax.Array) and x.committed and not x.sharding.is_equivalent_to(target, x.ndim)
+
+
+def _on_device(x: jax.Array) -> jax.Array:
+    """Return the array in the memory of its devices, which jax does not do together with a move to fewer devices."""
+    if jax.typeof(x).memory_space != jax.memory.Space.Host:
+        return x
+    moved: jax.Array = jax.device_put(x, jax.memory.Space.Device)
+    return moved
 
 
 def _any_setting(settings: Iterable[str]) -> bool:

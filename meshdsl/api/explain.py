@@ -98,7 +98,8 @@ def explain(plan: Plan, path: str, stages: CallStages | None = None) -> Explanat
     alternatives = []
     if stages is not None:
         others = {glob: pin for glob, pin in stages.user_pins.layouts.items() if glob not in found.paths}
-        for layout in dict.fromkeys((found.layout, *possible_layouts(found.shape, plan.mesh))):
+        possible = (each.within(found.layout.memory) for each in possible_layouts(found.shape, plan.mesh))
+        for layout in dict.fromkeys((found.layout, *possible)):
             try:
                 planned = stages.plan_pinned(others | dict.fromkeys(found.paths, layout))
             except MemoryLimitError:

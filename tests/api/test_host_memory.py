@@ -63,6 +63,7 @@ def test_state_on_the_host_stays_there_and_changes_no_bit():
     for _ in range(3):
         ours, theirs = hosted(*ours[:2], args[2]), plain(*theirs[:2], args[2])
     assert_equal(ours, theirs)
+    hosted.check(*ours[:2], args[2])
     assert kinds(ours[1]) == {"pinned_host"} and kinds((ours[0], ours[2:])) == {"device"}
     (_, places, _), _ = hosted.input_shardings(*args)
     assert all(place.memory_kind == "pinned_host" for place in jax.tree.leaves(places))

@@ -120,6 +120,8 @@ def _rows_of_devices(arrays: Sequence[jax.Array], sharding: NamedSharding) -> ja
 
 def _digest(x: jax.Array, shape: Sequence[int], first: Any = 0) -> jax.Array:
     """Return the part of a digest for a block of an array of this shape, from this position."""
+    if jax.typeof(x).memory_space == jax.memory.Space.Host:
+        x = jax.device_put(x, jax.memory.Space.Device)
     words = _words(x)
     words ^= words >> WORD // 2
     whole = (*shape, *words.shape[x.ndim :])

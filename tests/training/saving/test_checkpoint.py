@@ -120,6 +120,8 @@ def test_digests_do_not_depend_on_layouts_and_see_every_bit():
     digests, bad = Digests(placed).result()
     assert len(set(digests.values())) == 1 and not bad
     assert Digests(snapshot(placed), in_parts=True).result() == (digests, bad)
+    hosted = jax.device_put(x, NamedSharding(mesh, PartitionSpec("b"), memory_kind="pinned_host"))
+    assert Digests({"": hosted}).result()[0][""] in digests.values()
     changed = {}
     for i in range(32 * x.size):
         bits = x.view(np.uint32).copy()
