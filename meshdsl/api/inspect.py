@@ -404,7 +404,7 @@ def _inspection(traced: TracedStep, mesh: Mesh) -> Inspection:
     ]
     pairs = [(found, i, scope_in(about) or found.sent.scope, lines.of(about)) for found, i, about in sent]
     names, flow = SourceNames(source for *_, source in pairs), Dataflow(module)
-    found = tuple(inspected_collective(*pair, names, flow, traced.split_shapes) for pair in pairs)
+    found = tuple(inspected_collective(*pair, names, flow, traced.gathered_shapes) for pair in pairs)
     return Inspection(traced.name, mesh, found, compiled_bytes(traced.compiled), product_flops(module), traced)
 
 

@@ -1,9 +1,10 @@
 """A tensor that a compiled program sends: on which line of the user's program, for how long, and what is wasteful."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from linecache import getline
 
+from meshdsl.api.traced_step import GatheredShapes
 from meshdsl.ir.graph import Source
 from meshdsl.lowering.hlo.collectives import CompiledCollective
 from meshdsl.lowering.hlo.dataflow import Dataflow
@@ -64,7 +65,7 @@ def inspected_collective(
     source: Source,
     names: SourceNames,
     flow: Dataflow,
-    split: Mapping[tuple[int, ...], set[str]],
+    gathered: GatheredShapes,
 ) -> InspectedCollective:
     """One tensor of a collective, on its line.
 
@@ -73,7 +74,7 @@ def inspected_collective(
       scope: the name stack of the tensor.
       source: its line. names: of lines.
       flow: of the program's values.
-      split: the axes over which arguments lie split, by their whole shapes.
+      gathered: shapes of arguments.
     """
     tensor = found.sent.tensors[part]
     c = found.sent
@@ -92,32 +93,33 @@ def inspected_collective(
         source=names.of(source),
         text=getline(source.file, source.line).strip() if source.file else "",
         tensor=f"{tensor.dtype}[{','.join(map(str, tensor.dims))}]",
-        note=_waste(c, part, flow, split, scope),
+        note=_waste(c, part, flow, gathered.over(c.axes or ()), scope),
     )
 
 
 # ---- Names of waste --------------------------------------------------------------------------------------------------
 
 
-def _waste(
-    c: CompiledCollective, part: int, flow: Dataflow, split: Mapping[tuple[int, ...], set[str]], scope: str
-) -> str:
-    """What is wasteful about a tensor of a collective, by what it is made of and what becomes of it."""
-    dims, axes = c.tensors[part].dims, set(c.axes or ())
-    is_split = bool(split.get(dims, set()) & axes)  # as large as a whole argument that lies split over these axes
+def _waste(c: CompiledCollective, part: int, flow: Dataflow, gathered: Collection[tuple[int, ...]], scope: str) -> str:
+    """What is wasteful about a tensor of a collective, by what it is made of and what becomes of it.
+
+    Args:
+      gathered: shapes of arguments that lie split over its axes, when they are gathered over them.
+    """
+    dims = c.tensors[part].dims
     if c.kind == "all-gather":
         if flow.is_sliced(c.name, part):
             return "gathered whole, then sliced: involuntary rematerialisation"
         if not flow.is_argument(c.name, part):
             return ""
-        if is_split:
+        if dims in gathered:
             return f"gathers a whole argument{f', {c.trips} times' if c.trips > 1 else ''}"
-        of_a_stack = any(shape[1:] == dims and over & axes for shape, over in split.items())
-        return "gathers a layer of an argument in each iteration" if c.trips > 1 and of_a_stack else ""
+        of_a_stack = c.trips > 1 and any(shape[1:] == dims for shape in gathered)
+        return "gathers a layer of an argument in each iteration" if of_a_stack else ""
     if c.kind == "all-reduce":
         if c.trips > 1 and flow.is_accumulated(c.name, part):
             return f"reduces in each of {c.trips} iterations; once behind the loop would do"
-        if flow.is_sliced(c.name, part) or (is_split and "transpose(" in scope):
+        if flow.is_sliced(c.name, part) or (dims in gathered and "transpose(" in scope):
             return "all-reduces what lies split: a reduce-scatter would do"
     return ""
 

@@ -1,8 +1,7 @@
 """A jitted function of others, traced and compiled for some arguments, and the same step to plan."""
 
 import inspect as python_inspect
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from meshdsl.api.sharded import Sharded, parallelize
@@ -70,13 +69,9 @@ class TracedStep:
         return jax.tree.leaves(placed)
 
     @cached_property
-    def split_shapes(self) -> dict[tuple[int, ...], set[str]]:
-        """The axes over which arguments of several dims lie split, by their whole shapes."""
-        found = defaultdict[tuple[int, ...], set[str]](set)
-        for x in self.shapes:
-            if len(x.shape) > 1 and x.sharding is not None:
-                found[x.shape].update(axes_of(x.sharding))
-        return found
+    def gathered_shapes(self) -> "GatheredShapes":
+        """The shapes of arguments that are gathered over some axes."""
+        return GatheredShapes([(x.shape, x.sharding) for x in self.shapes if x.sharding is not None])
 
     @property
     def mesh(self) -> Any:
@@ -192,6 +187,31 @@ class _Tracer:
         """Traces and lowers the function."""
         self.traced = self._jitted.trace(*args, **kwargs)
         return self.traced.lower()
+
+
+class GatheredShapes:
+    """Of arguments, what one device has of them when they are gathered over some mesh axes.
+
+    Args:
+      arguments: shapes and shardings.
+    """
+
+    def __init__(self, arguments: Sequence[tuple[tuple[int, ...], NamedSharding]]) -> None:
+        self._arguments = [(shape, at) for shape, at in arguments if len(shape) > 1]
+        self._known: dict[frozenset[str], frozenset[tuple[int, ...]]] = {}
+
+    def over(self, axes: Collection[str]) -> frozenset[tuple[int, ...]]:
+        """The shapes of those that lie split over any of the axes."""
+        gathered = frozenset(axes)
+        if gathered not in self._known:
+            split = ((shape, at) for shape, at in self._arguments if gathered & set(axes_of(at)))
+            self._known[gathered] = frozenset(_without(at, gathered).shard_shape(shape) for shape, at in split)
+        return self._known[gathered]
+
+
+def _without(at: NamedSharding, axes: frozenset[str]) -> NamedSharding:
+    entries = ((entry,) if isinstance(entry, str) else entry or () for entry in at.spec.partitions)
+    return NamedSharding(at.mesh, PartitionSpec(*(tuple(a for a in entry if a not in axes) for entry in entries)))
 
 
 def is_whole(at: Any) -> bool:

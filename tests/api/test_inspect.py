@@ -172,8 +172,13 @@ def layers(w, x):
             [shape((4, 64, 64), None, "data"), shape((32, 64), "data")],
             {"gathers a layer of an argument in each iteration", ""},
         ),
+        (
+            lambda w, x: stated(jnp.tanh(x @ w), "data", "model"),
+            [shape((64, 128), "data", "model"), shape((512, 64), "data")],
+            {"gathers a whole argument"},
+        ),
     ],
-    ids=["involuntary rematerialisation", "microbatches", "layers", "split layers"],
+    ids=["involuntary rematerialisation", "microbatches", "layers", "split layers", "weights split twice"],
 )
 def test_names_of_waste(step, arguments, notes):
     found = md.inspect(jax.jit(step), *arguments, topology=TOPOLOGY)
