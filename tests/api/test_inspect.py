@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshdsl as md
 from meshdsl.api.jitted_calls import inspect_script
-from meshdsl.errors import ArgumentError, BudgetError, DeviceError, PlanFileError
+from meshdsl.errors import ArgumentError, BudgetError, PlanFileError
 from meshdsl.lowering.aot_targets import KINDS
 from meshdsl.lowering.elsewhere import compiled_elsewhere
 
@@ -312,9 +312,35 @@ def test_absent_devices(target):
     assert {c.trips for c in found.collectives} == {4}
     assert 0 < found.exposed_seconds <= found.seconds
     assert f"compiled for {target}" in str(found)
-    mapped = jax.jit(jax.shard_map(jnp.sin, mesh=MESH, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data")))
-    with pytest.raises(DeviceError, match="sin cannot be compiled for other devices: it has a jax"):
-        md.inspect(mapped, shape((8,), "data"), target=target)
+    of_blocks = md.inspect(jax.jit(jax.grad(mapped)), shape((8, 16)), shape((8, 16), "data"), target=target)
+    assert {(c.kind, c.axes) for c in of_blocks.collectives} >= {("collective-permute", ("data",))}
+
+
+def mapped(w, x):
+    """A ring in a loop, in a shard_map."""
+
+    def blocks(w, x):
+        def hop(x, _):
+            return jax.lax.ppermute(jnp.tanh(x @ w.T @ w), "data", [(i, (i + 1) % 4) for i in range(4)]), None
+
+        first = x * (jax.lax.axis_index("data") + 1)
+        return jax.lax.psum((jax.lax.scan(hop, first, length=3)[0] ** 2).sum(), "data")
+
+    specs = PartitionSpec(), PartitionSpec("data")
+    return jax.shard_map(blocks, mesh=MESH, in_specs=specs, out_specs=PartitionSpec())(w, x)
+
+
+def test_shard_maps_on_other_devices():
+    step = jax.jit(jax.value_and_grad(mapped))
+    args = jnp.arange(128.0).reshape(8, 16) / 128, jnp.arange(128.0).reshape(8, 16) / 64
+    traced = step.trace(shape((8, 16)), shape((8, 16), "data"))
+    others = jax.devices()[:8][::-1]
+    moved = compiled_elsewhere(traced, traced.lower().compile(), others)
+    at = jax.tree.leaves(moved.input_shardings)
+    assert list(at[0].mesh.devices.flat) == others
+    got = moved(*map(jax.device_put, args, at))
+    for x, wanted in zip(jax.tree.leaves(got), jax.tree.leaves(step(*args)), strict=True):
+        assert jnp.allclose(jax.device_get(x), jax.device_get(wanted), rtol=1e-5)
 
 
 SCRIPT = """
