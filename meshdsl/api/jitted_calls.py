@@ -4,12 +4,14 @@
 each kind of call, and calls the real function. A call inside of another jitted function is a part of that one.
 """
 
+import re
 import runpy
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from meshdsl.api.inspect import Inspection, inspect
 from meshdsl.api.traced_step import OneDeviceError
 from meshdsl.errors import ArgumentError, nearest
 from meshdsl.layouts.topology import Topology
+
+_TOO_FEW = re.compile(r"Number of devices (\d+) must be >= the product of mesh_shape \(([\d, ]+)\)")
 
 
 class _StepInspected(BaseException):
@@ -45,7 +49,7 @@ def inspect_script(
       target: absent devices to compile for, see ``inspect``.
 
     Raises:
-      ArgumentError: the script calls no such function.
+      ArgumentError: the script calls no such function, or makes a mesh of more devices than there are.
     """
     recorder = _Recorder(step, topology, target)
     before = sys.argv, sys.path
@@ -58,6 +62,13 @@ def inspect_script(
     except SystemExit as end:
         if end.code not in (None, 0) and not recorder.found:
             raise ArgumentError(f"{file} ended with status {end.code} before it called a jitted function") from end
+    except ValueError as error:
+        if match := _TOO_FEW.search(str(error)):
+            size = prod(int(n) for n in match[2].split(",") if n.strip())
+            raise ArgumentError(
+                f"{file} makes a mesh of {size} devices, and {match[1]} are here: --devices {size} makes virtual ones"
+            ) from error
+        raise
     finally:
         sys.argv, sys.path = before
     if not recorder.found:

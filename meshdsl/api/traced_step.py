@@ -8,8 +8,10 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from meshdsl.api.sharded import Sharded, parallelize
@@ -42,6 +44,7 @@ class TracedStep:
         """Trace and compile a jitted function; ArgumentError if it is none."""
         if isinstance(step, Sharded):
             raise ArgumentError("inspect reads programs of jax.jit; of this one, plan and verify say the same and more")
+        args, kwargs = _on_devices((args, kwargs))
         traced, is_own = _traced(step, args, kwargs)
         try:
             names = tuple(python_inspect.signature(step).parameters) if is_own else ()
@@ -147,6 +150,35 @@ class TracedStep:
     def results(self) -> list[Any]:
         """The shardings of the results, flat."""
         return jax.tree.leaves(self.compiled.output_shardings)
+
+
+def _on_devices(arguments: Any) -> Any:
+    """Arguments whose shapes lie on an abstract mesh as shapes on the devices at hand.
+
+    Raises:
+      ArgumentError: there are too few.
+    """
+
+    def is_abstract(x: Any) -> bool:
+        at = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else None
+        return isinstance(at, NamedSharding) and isinstance(at.mesh, AbstractMesh)
+
+    def placed(x: Any) -> Any:
+        if not is_abstract(x):
+            return x
+        at = x.sharding
+        mesh, here = at.mesh, jax.devices()
+        if mesh.size > len(here):
+            raise ArgumentError(
+                f"arguments lie on a mesh of {mesh.size} devices, and {len(here)} are here: first of all "
+                f'jax.config.update("jax_num_cpu_devices", {mesh.size}) makes virtual ones, for a target, too'
+            )
+        devices = np.array(here[: mesh.size]).reshape(mesh.axis_sizes)
+        there = JaxMesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(there, at.spec), weak_type=x.weak_type)
+
+    found = any(map(is_abstract, jax.tree.leaves(arguments)))
+    return jax.tree.map(placed, arguments) if found else arguments  # objects stay the same ones
 
 
 def _traced(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[jax.stages.Traced, bool]:

@@ -284,6 +284,22 @@ def test_bad_input(step, arguments, mesh, said):
         md.inspect(step, *arguments, mesh=mesh)
 
 
+def test_shapes_on_abstract_meshes():
+    def on(size):
+        return shape((64, 8), "data", mesh=jax.sharding.AbstractMesh((size,), ("data",)))
+
+    assert md.inspect(jax.jit(lambda x: x.sum(0)), on(4), topology=TOPOLOGY).bytes == 8 * 4 * 2 * 3 // 4
+    with pytest.raises(ArgumentError, match=r'mesh of 1024 devices, and \d+ are here: .*"jax_num_cpu_devices", 1024'):
+        md.inspect(jax.jit(jnp.sin), on(1024))
+
+
+def test_a_script_with_more_devices_than_there_are(tmp_path):
+    file = tmp_path / "large.py"
+    file.write_text("import jax\njax.make_mesh((1024, 2), ('a', 'b'))\n")
+    with pytest.raises(ArgumentError, match=r"a mesh of 2048 devices, and \d+ are here: --devices 2048 makes virtual"):
+        inspect_script(file)
+
+
 def constrained(layers, x):
     def layer(x, w):
         x = jax.lax.with_sharding_constraint(x, NamedSharding(MESH, PartitionSpec("data")))
