@@ -386,6 +386,8 @@ class PlanComparison:
             repeats = self.plan_flops > (1 + _REPEATED) * sent.flops
             why = "but it still computes more" if repeats else "so that it computes no more"
             yield f"(planned for devices {times}, {why} than the program)"
+        if self._is_widened:
+            yield "(compilers for CPUs send bfloat16 as float32: some tensors of the program count twice)"
         if self.ratio > _NEAR:
             yield from self._excess()
         elif self.ratio > 1 / _NEAR or not sent.bytes:
@@ -403,6 +405,14 @@ class PlanComparison:
         for line in self.repeated[:_STATEMENTS]:
             over = f" of {','.join(line.axes)}" if line.axes else ""
             yield f"  {line.source}  {shortened_line(line.text)}: {line.times} devices{over} compute the same"
+
+    @property
+    def _is_widened(self) -> bool:
+        """Whether the step sends numbers that the compiler at hand sends in another width."""
+        if self._step.mesh.devices.flat[0].platform != "cpu":
+            return False
+        values = (value for _, op in walk(self._stages.planned.program.graph) for value in op.outputs)
+        return any(str(value.dtype) == "bfloat16" for value in values)
 
     def _excess(self) -> Iterator[str]:
         """The lines that send too much, and what the statements would do."""

@@ -284,6 +284,12 @@ def test_bad_input(step, arguments, mesh, said):
         md.inspect(step, *arguments, mesh=mesh)
 
 
+def test_numbers_that_a_compiler_widens_are_said_to_be():
+    w, x = shape((64, 64), dtype=jnp.bfloat16), shape((32, 64), "data", dtype=jnp.bfloat16)
+    found = md.inspect(jax.jit(lambda w, x: (x.T @ (x @ w)).sum(0)), w, x, topology=TOPOLOGY)
+    assert "send bfloat16 as float32" in str(found.compare())
+
+
 def test_shapes_on_abstract_meshes():
     def on(size):
         return shape((64, 8), "data", mesh=jax.sharding.AbstractMesh((size,), ("data",)))
