@@ -234,7 +234,7 @@ class PlanComparison:
         All worst lines together, if that comes near the plan; else one after the other, each if it helps.
         """
         lines = tuple(line for line in self.worst if line.statements)
-        if not lines:
+        if not lines or self.ratio <= _NEAR:
             return (), self.inspection.bytes
         together = self._bytes_with(lines)
         if together is None or together <= _NEAR * self.plan.bytes:
