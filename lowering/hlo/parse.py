@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 
 # ---- Text ------------------------------------------------------------------------------------------------------------
@@ -39,19 +39,19 @@ class Instruction:
     opcode: str
     rest: str
 
-    @property
+    @cached_property
     def operands(self) -> tuple[str, ...]:
         """The names of the operands; some compilers write their types before them."""
         inside = self._brackets
         names = (part.split()[-1] for part in members(inside) if part.strip())
         return tuple(name.lstrip("%") for name in names)
 
-    @property
+    @cached_property
     def attributes(self) -> str:
         """The text behind the operands."""
         return self.rest[len(self._brackets) - 1 :]
 
-    @property
+    @cached_property
     def _brackets(self) -> str:
         opened = f"({self.rest}"
         return opened[: _closing(opened, 0) + 1]

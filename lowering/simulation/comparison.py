@@ -7,12 +7,13 @@ reference's results.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from meshdsl.lowering.hlo.parse import Instruction, Module, arrays, members
 from meshdsl.lowering.simulation import contraction, exchange, indexing, pointwise, shaping, windows
-from meshdsl.lowering.simulation.interpreter import Devices, Observer, Unfollowed, Value
+from meshdsl.lowering.simulation.interpreter import Body, Devices, Observer, Unfollowed, Value
 from meshdsl.lowering.simulation.numbers import Array, Numbers, PrimeField, Reals
 from meshdsl.lowering.simulation.operation import Operation, Unreadable, dtype_of, float_type, kind_of
 from meshdsl.lowering.simulation.sharding import Blocks, blocks_of
@@ -91,10 +92,16 @@ class ProgramPair:
         if self.ends is None and self.kept is not None:
             lines = [lines[i] for i in self.kept]
         entered = [self._blocks(x, parameter) for x, parameter in zip(taken, lines, strict=True)]
-        expected = Devices(self.reference, self.count, numbers, FUNCTIONS, limit, whole).run(given)
-        found = Devices(self.partitioned, self.count, numbers, FUNCTIONS, limit, local).run(entered)
+        before, after = self._bodies
+        expected = Devices(self.reference, self.count, numbers, FUNCTIONS, limit, whole, before).run(given)
+        found = Devices(self.partitioned, self.count, numbers, FUNCTIONS, limit, local, after).run(entered)
         results = zip(_flat(expected), _flat(found), self.result_blocks(), strict=True)
         return [self._judged(i, numbers, *result) for i, result in enumerate(results)]
+
+    @cached_property
+    def _bodies(self) -> tuple[dict[str, Body], dict[str, Body]]:
+        """Computations of both modules, read once for all runs."""
+        return {}, {}
 
     def unstable(self, seed: int, limit: float) -> set[int]:
         """Returns the results of the reference that rounding errors of its arguments change, in float64, for a seed.
@@ -119,7 +126,7 @@ class ProgramPair:
         return [
             self.given[i].astype(dtype_of(arrays(line.type)[0].dtype))[None]
             if i in self.given
-            else self._argument(line, numbers, rng, longest, i + seed)
+            else self._argument(line, numbers, rng, longest, (i + seed) % 2, seed // 2 % 2)
             for i, line in enumerate(lines)
         ]
 
@@ -136,7 +143,9 @@ class ProgramPair:
         return next((each for each in drawn if each.kind == "int"), None)
 
     @staticmethod
-    def _argument(line: Instruction, numbers: Numbers, rng: np.random.Generator, longest: int, turn: int) -> Value:
+    def _argument(
+        line: Instruction, numbers: Numbers, rng: np.random.Generator, longest: int, turn: int, small: int
+    ) -> Value:
         """A random argument; numbers that may choose a branch take turns, so that two inputs enter two branches."""
         (made,) = arrays(line.type)
         kind, shape = kind_of(made.dtype), (1, *made.dims)
@@ -147,7 +156,7 @@ class ProgramPair:
             drawn = np.abs(drawn) if made.dtype == "f8e8m0fnu" else drawn  # it has no sign
             return drawn.astype(float_type(made.dtype)).astype(np.float64)
         if kind == "bool":
-            return rng.integers(0, 2, shape).astype(bool) if made.dims else np.array([turn % 2 == 0])
+            return rng.integers(0, 2, shape).astype(bool) if made.dims else np.array([turn == 0])
         if kind == "complex":
             if isinstance(numbers, PrimeField):
                 return Unfollowed(Operation(line), "complex numbers")
@@ -159,7 +168,7 @@ class ProgramPair:
             return rng.integers(0, 2**32, shape, dtype=np.uint32)
         wide = rng.integers(0, min(longest, np.iinfo(dtype).max), shape)
         if not made.dims:
-            return wide.astype(dtype) if turn % 2 else np.array([turn // 2 % 2], dtype)
+            return wide.astype(dtype) if turn else np.array([small], dtype)
         return np.where(rng.random(shape) < 0.5, wide, wide % _SMALL).astype(dtype)
 
     def _blocks(self, x: Value, parameter: Instruction) -> Value:

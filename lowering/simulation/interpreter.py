@@ -58,6 +58,7 @@ class Devices:
       functions: operations by opcode.
       limit: elements that may be computed in all; a multiply-add of a product counts as a hundredth of one.
       observer: is told every operation and its value, outside of computations of scalars.
+      bodies: computations that are ready to be run, by name; those that are lacking are added.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class Devices:
         functions: Mapping[str, Function],
         limit: float,
         observer: Observer | None = None,
+        bodies: "dict[str, Body] | None" = None,
     ) -> None:
         self.module, self.count, self.numbers = module, count, numbers
         self._functions, self._left, self._observer = functions, limit, observer
         self._scalars = 0  # nested computations of scalars
-        self.body = cache(self._body)
+        self._bodies = {} if bodies is None else bodies
         self.combiner = cache(self._combiner)
 
     def run(self, args: Sequence[Value]) -> Value:
@@ -194,8 +196,11 @@ class Devices:
 
     # ---- Computations ------------------------------------------------------------------------------------------------
 
-    def _body(self, name: str) -> "Body":
-        return Body.of(self.module, name)
+    def body(self, name: str) -> "Body":
+        """Returns a computation, ready to be run."""
+        if name not in self._bodies:
+            self._bodies[name] = Body.of(self.module, name)
+        return self._bodies[name]
 
     def _combiner(self, name: str) -> str:
         """The opcode of a computation that combines two scalars by one operation; ``first``, ``second``, or none."""

@@ -5,6 +5,7 @@ The planned program, as it is lowered and as it is compiled, is run on simulated
 those of the call if it has values.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from meshdsl.lowering.simulation.check import PlannedModules, ProgramCheck, TooM
 from meshdsl.lowering.simulation.contraction import PRODUCT_COST
 
 SUMS_LIMIT = 1e7  # elements that simulated devices compute, unless asked for more; about a second
+_TAKEN = re.compile(r' parameter\(\d+\),.*op_name="leaves\[(\d+)\]"')  # jax leaves out arguments that nothing reads
 _PLATFORMS = {"gpu": "cuda"}  # names of platforms in lowering
 
 
@@ -89,11 +91,11 @@ def _modules(
     platforms = None if is_present else (_PLATFORMS.get(platform, platform),)
     jitted = jax.jit(reference, keep_unused=True)
     step = settings.run(lambda: jitted.trace(*shapes).lower(lowering_platforms=platforms))
-    taken = jax.tree.leaves(executable.compiled.input_shardings, is_leaf=lambda x: x is None)
+    lowered = executable.lowered.as_text("hlo", debug_info=True)
     return PlannedModules(
         step.as_text("hlo", debug_info=True),
-        executable.lowered.as_text("hlo", debug_info=True),
+        lowered,
         _optimized(executable) if is_present else "",
-        tuple(i for i, at in enumerate(taken) if at is not None),
+        tuple(int(found) for found in _TAKEN.findall(lowered.partition("\nENTRY ")[2])),
         given,
     )

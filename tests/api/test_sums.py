@@ -62,8 +62,8 @@ def fitted(w, x):
     [
         (r"all-reduce\(([\w.\-]+)\), .*to_apply=[\w.\-]+", r"copy(\1)", "missing reduction: dot over data"),
         (
-            r"\{\{0,2,4,6\},\{1,3,5,7\}\}",
-            "{{0,1},{2,3},{4,5},{6,7}}",
+            r"replica_groups=(?:\{\{0,2,4,6\},\{1,3,5,7\}\}|mesh\[[^\]]*\] \{[^}]*\})",
+            "replica_groups={{0,1},{2,3},{4,5},{6,7}}",
             "reduction over other axes: all-reduce over model",
         ),
     ],

@@ -263,3 +263,13 @@ ENTRY %main (x: f32[4], i: s32[]) -> f32[4] {
     wrong = text.replace("select(%all, %double, %x)", "select(%all, %x, %x)")
     check = check_program("step", CompiledModules(text, wrong, ""), Mesh(data=2), ["out"], inputs=8)
     assert check.faults[0].text.endswith("right if all integer arguments are below 2, so an index may be out of range")
+
+
+def test_two_inputs_enter_both_branches():
+    step = jax.jit(lambda x, go, i: jax.lax.cond(go, jnp.sin, jnp.cos, jax.lax.switch(i, (jnp.tanh, jnp.exp), x)))
+    args = shape((16, 4), "x"), shape((), dtype=jnp.bool_), shape((), dtype=jnp.int32)
+    modules = compiled_modules(step.lower(*args))
+    pair = ProgramPair(parse_module(modules.whole), parse_module(modules.partitioned), MESH.size)
+    drawn = [pair.arguments(PrimeField(), seed) for seed in range(2)]
+    assert {bool(go[0]) for _, go, _ in drawn} == {False, True}
+    assert {int(i[0]) > 0 for *_, i in drawn} == {False, True}
