@@ -29,7 +29,7 @@ from meshdsl.lowering.hlo.parse import parse_module
 from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
 from meshdsl.lowering.simulation.check import ProgramCheck, check_program
 from meshdsl.lowering.simulation.comparison import ProgramPair
-from meshdsl.lowering.simulation.interpreter import TooLarge, Value
+from meshdsl.lowering.simulation.interpreter import TooLarge, Unfollowed, Value
 from meshdsl.lowering.simulation.numbers import PrimeField, Reals
 from meshdsl.lowering.simulation.operation import Operation
 from meshdsl.shardings import partition_spec
@@ -191,7 +191,7 @@ class _Values:
     def __call__(self, computation: str, operation: Operation, value: Value) -> None:
         if operation.name == self._name:
             for x in value if isinstance(value, tuple) else (value,):
-                devices = [np.ascontiguousarray(own).tobytes() for own in x]
+                devices = [b""] if isinstance(x, Unfollowed) else [np.ascontiguousarray(own).tobytes() for own in x]
                 self.digests.append(sha256(b"".join(devices[: None if len(set(devices)) > 1 else 1])).digest())
 
 
