@@ -178,6 +178,10 @@ CASES = {
     "a pin that matches nothing": planned(double, X, layouts={"y": "data=S(0)"}),
     "pins that contradict": planned(double, X[:4], layouts={"x": "data=S(0)", "*": "model=S(0)"}),
     "a partial argument": planned(double, X, layouts={"x": "data=P"}),
+    "host memory inside a step": planned(lambda x: md.constrain(x, "@host"), X),
+    "host memory where there is none": planned(
+        double, X, layouts={"x": "@host"}, mesh=md.Mesh(data=4, model=2, topology="tpu-v4")
+    ),
     "a constraint over an axis that the mesh lacks": planned(constrains_badly, X),
     "a constraint that does not divide": planned(constrains_unevenly, X),
     "layout rules of which none applies": planned(double, X, rules="batch:data"),
