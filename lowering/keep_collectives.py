@@ -173,22 +173,6 @@ def _first_inside(op: Op, seen: dict[object, Sequence[Value]], ids: Iterator[int
     return tuple(x if isinstance(x, Value) else v for v, x in found)
 
 
-def opaque_copy(x: jax.Array, count: int, axis: str, size: int, after: jax.Array | None = None) -> jax.Array:
-    """Returns a copy that the compiler cannot identify with ``x`` or with copies of another ``count``.
-
-    Args:
-      after: an array that the compiler cannot make the copy without.
-    """
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = opaque_copy(jax.random.key_data(x), count, axis, size, after)
-        copy: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-        return copy
-    never = lax.axis_index(axis) == size + count
-    if after is not None:
-        never &= after.ravel()[0] > 0
-    return jnp.where(never, jnp.zeros_like(x), x)
-
-
 # ---- Collectives in loops --------------------------------------------------------------------------------------------
 
 

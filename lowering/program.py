@@ -28,13 +28,12 @@ from meshdsl.lowering.interpreter import Arrays, operand, run_graph
 from meshdsl.lowering.keep_collectives import (
     RepeatedCollectives,
     gathered_inside,
-    opaque_copy,
     read_by,
     repeated_collectives,
     tie_to_iteration,
     varying,
 )
-from meshdsl.lowering.local.collectives import apply_bucket, apply_move, move_scope
+from meshdsl.lowering.local.collectives import apply_bucket, apply_move, move_scope, opaque_copy
 from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.pipelined_scan import BlockTarget, pipelined_scan
 from meshdsl.lowering.rings import gather_ring, scatter_ring

@@ -114,6 +114,22 @@ def _as_numbers(x: jax.Array, moved: Callable[[jax.Array], jax.Array], sent: boo
     return moved(x)
 
 
+def opaque_copy(x: jax.Array, count: int, axis: str, size: int, after: jax.Array | None = None) -> jax.Array:
+    """Returns a copy that the compiler cannot identify with ``x`` or with copies of another ``count``.
+
+    Args:
+      after: an array that the compiler cannot make the copy without.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = opaque_copy(jax.random.key_data(x), count, axis, size, after)
+        copy: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        return copy
+    never = lax.axis_index(axis) == size + count
+    if after is not None:
+        never &= after.ravel()[0] > 0
+    return jnp.where(never, jnp.zeros_like(x), x)
+
+
 def move_scope(move: ReshardStep, dtype: Any) -> str:
     """Returns the name of a reshard step in the compiled program: kind, axes and planned dtype."""
     return collective_scope(move.kind, move.axes, dtype)
@@ -269,11 +285,18 @@ def gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def cycle(x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: int) -> jax.Array:
-    """Returns this block with ``before`` elements of ``dim`` in front and ``after`` behind, cyclically."""
-    found = [
-        _fetched(lax.slice_in_dim(x, start, stop, axis=dim), where, axes, distance)
-        for distance, start, stop in window_pieces(before, after, x.shape[dim])
-    ]
+    """Returns this block with ``before`` elements of ``dim`` in front and ``after`` behind, cyclically.
+
+    Where both ends come from one device, their collectives differ in the data alone, which the compiler may find equal:
+    all rows of a mean's gradient are.
+    """
+    blocks, sent, found = prod(where.sizes[axis] for axis in axes), set[tuple[int, int]](), []
+    for number, (distance, start, stop) in enumerate(window_pieces(before, after, x.shape[dim])):
+        piece, kind = lax.slice_in_dim(x, start, stop, axis=dim), (distance % blocks, stop - start)
+        if distance % blocks and kind in sent:
+            piece = opaque_copy(piece, number, axes[0], where.sizes[axes[0]])
+        sent.add(kind)
+        found.append(_fetched(piece, where, axes, distance))
     return lax.concatenate(found, dim)
 
 

@@ -384,3 +384,18 @@ def test_uneven_pins_of_inputs_that_nothing_reads_send_nothing():
     sharded = md.parallelize(step, mesh, pins, uneven="pad")
     args = jnp.arange(12.0), jnp.ones((3, 3)), jnp.ones(5)
     assert sharded.check(*args).ok and sharded.verify(*args).equal
+
+
+def test_equal_ends_of_a_block_are_sent_both_ways():
+    """All rows of a mean's gradient are equal; over two devices both ends of its halo go to the same one."""
+
+    def step(x, w):
+        def loss(x, w):
+            pooled = lax.reduce_window(x, 0.0, lax.add, (3, 1), (1, 1), "SAME")
+            return jnp.mean((w + jnp.mean(pooled)) ** 2)
+
+        return jax.grad(loss)(x, w)
+
+    sharded = md.parallelize(step, md.Mesh(x=2, topology=SLOW_DEVICES), {"x": "x=S(0)"}, outputs={"*": "x=S(0)"})
+    args = jnp.arange(192.0).reshape(16, 12), jnp.ones(16)
+    assert sharded.check(*args).ok and sharded.verify(*args).equal
