@@ -17,7 +17,7 @@ export PYTHONPATH := .
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/evidence/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint docs bench calls coverage zoo fuzz fuzz-bytes fuzz-sums fuzz-files chaos pipelines ray slurm strategies predictions targets overlap measured bench-planner data dist clean
+.PHONY: help demo test test-all lint docs bench calls coverage zoo inspections fuzz fuzz-bytes fuzz-sums fuzz-files chaos pipelines ray slurm strategies predictions targets overlap measured bench-planner data dist clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -59,6 +59,9 @@ zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries; public
 	$(ZOO)/bin/python -m bench.zoo.run
 	$(ZOO)/bin/python -m bench.zoo.gaps
 	$(EIGHT) $(ZOO)/bin/python -m bench.programs $(if $(CHECKOUTS),--checkouts $(CHECKOUTS))
+
+inspections: $(ZOO)/ready  ## inspect public training programs with CHECKOUTS=folder, and write docs/evidence/inspections.md
+	$(EIGHT) $(ZOO)/bin/python -m bench.inspections $(if $(CHECKOUTS),--checkouts $(CHECKOUTS))
 
 fuzz: $(VENV)/ready pipelines  ## judge random programs, 10,000 if not told otherwise; FUZZ=1000 SEED=7
 	$(EIGHT) $(RUN) -m tests.fuzz --cases $(or $(FUZZ),10000) $(if $(SEED),--seed $(SEED))

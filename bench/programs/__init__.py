@@ -4,9 +4,11 @@
 
 No code of theirs is in this repository. ``adapter`` says what an adapter is; each module named in ``REGISTRY`` holds
 the adapters of one kind of program; ``nested`` finds a step that a training function defines inside itself; ``steps``
-runs a step, ``measure`` measures one program, ``page`` writes docs/evidence/programs.md.
+runs a step, ``measure`` measures one program, ``page`` writes docs/evidence/programs.md. ``sharded`` has programs that
+state shardings themselves, for ``bench.inspections``.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from bench.programs.adapter import Adapter
@@ -28,8 +30,9 @@ REGISTRY = {  # program -> module, in which it is a constant in capitals
     "molecules": "graphs",
     "lora": "finetuning",
 }
+STATED = dict.fromkeys(("lm1b", "easylm", "big_vision"), "sharded")  # programs that state shardings themselves
 
 
-def adapters() -> dict[str, Adapter]:
-    """Returns all programs by name."""
-    return {name: getattr(import_module(f"bench.programs.{module}"), name.upper()) for name, module in REGISTRY.items()}
+def adapters(registry: Mapping[str, str] = REGISTRY) -> dict[str, Adapter]:
+    """Returns all programs of a registry by name."""
+    return {name: getattr(import_module(f"bench.programs.{module}"), name.upper()) for name, module in registry.items()}

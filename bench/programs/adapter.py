@@ -113,6 +113,12 @@ class _NothingType(type):
     def __getitem__(cls, key: Any) -> Any:
         return cls
 
+    def __enter__(cls) -> Any:
+        return cls
+
+    def __exit__(cls, *error: object) -> None:
+        """Ends the context of nothing."""
+
 
 class _Nothing(metaclass=_NothingType):
     """Stands for any value of a stub, and may be the base of a class."""

@@ -5,15 +5,18 @@ out, for the step of the name sought, one that ends the run at its first call an
 """
 
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeVar
 from unittest import mock
+
+Use = TypeVar("Use")
 
 
 class _Called(Exception):
-    """The first call of the step that was sought."""
+    """The first call of the step that was sought, and what was made of it."""
 
-    def __init__(self, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.step, self.args = step, args
+    def __init__(self, used: Any) -> None:
+        self.used = used
 
 
 def first_call(train: Callable[[], Any], compile_with: str, name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -27,15 +30,29 @@ def first_call(train: Callable[[], Any], compile_with: str, name: str) -> tuple[
     Raises:
       LookupError: the training ended without calling it.
     """
-    module, _, attribute = compile_with.rpartition(".")
-    real = getattr(__import__(module), attribute)
+    return at_first_call(train, compile_with, name, lambda step, jitted, args: (step, args))
 
-    def compiled(step: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
+
+def at_first_call(
+    train: Callable[[], Any],
+    compile_with: str,
+    name: str,
+    use: Callable[[Callable[..., Any], Callable[[], Any], tuple[Any, ...]], Use],
+) -> Use:
+    """Returns what ``use`` makes of the step at its first call, under the author's meshes, settings and contexts.
+
+    Args:
+      use: takes the step, a function that returns it as the author compiles it, and its arguments.
+    """
+    module, _, attribute = compile_with.rpartition(".")
+    real = getattr(import_module(module), attribute)
+
+    def compiled(step: Callable[..., Any], *given: Any, **options: Any) -> Callable[..., Any]:
         if getattr(step, "__name__", None) != name:
-            return real(step, *args, **options)
+            return real(step, *given, **options)
 
         def call(*args: Any) -> Any:
-            raise _Called(step, args)
+            raise _Called(use(step, lambda: real(step, *given, **options), args))
 
         return call
 
@@ -43,5 +60,6 @@ def first_call(train: Callable[[], Any], compile_with: str, name: str) -> tuple[
         try:
             train()
         except _Called as found:
-            return found.step, found.args
+            used: Use = found.used
+            return used
     raise LookupError(f"{name} was not called")

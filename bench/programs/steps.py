@@ -164,25 +164,59 @@ def _batch_dims(training: Training, call: Call) -> list[int | None]:
 
 def xla_program(training: Training, mesh: Mesh) -> tuple[Any, list[Layout], list[Layout]]:
     """Returns the step compiled with only its batch sharded, and the input and output layouts that XLA chose."""
-    step = inner_of_pmap(training.step) or training.step
-    call = flatten_call(step, training.args, {})
-    pure, axes = PureStep(step, call), data_axes(mesh)
-    dims = _batch_dims(training, call)
+    _, call, pure, dims = _pure(training)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=jax.typeof(x).weak_type) for x in call.leaves]
     if training.axis is None:
-        devices = device_mesh(mesh)
-        # without a sharding on the mesh, XLA compiles for one device
-        unsplit = NamedSharding(devices, PartitionSpec()) if dims == [None] * len(dims) else None
-        inputs = [unsplit if dim is None else NamedSharding(devices, _spec(dim, axes)) for dim in dims]
+        inputs = _split(dims, mesh)
         compiled = jax.jit(pure, in_shardings=inputs, keep_unused=True).lower(*shapes).compile()
         return compiled, *chosen_layouts(compiled, mesh)
-    devices = jax.sharding.Mesh(device_mesh(mesh).devices.reshape(-1, mesh.axis(FREE)), (training.axis, FREE))
-    specs = [PartitionSpec() if dim is None else _spec(dim, (training.axis,)) for dim in dims]
-    mapped = jax.shard_map(pure, mesh=devices, in_specs=tuple(specs), out_specs=PartitionSpec(), check_vma=False)
-    compiled = jax.jit(mapped, keep_unused=True).lower(*shapes).compile()
+    compiled = jax.jit(_mapped(pure, dims, training, mesh), keep_unused=True).lower(*shapes).compile()
     whole = Layout(**dict.fromkeys(mesh.names, B))
     split = [whole if dim is None else Layout(**{a: B if a == FREE else S(dim) for a in mesh.names}) for dim in dims]
     return compiled, split, [whole] * len(pure.outputs)
+
+
+def jitted_step(training: Training, mesh: Mesh) -> tuple[Any, tuple[Any, ...]]:
+    """Returns the step under ``jax.jit``, and its arguments as shapes that lie on a mesh, the batch alone split."""
+    step, call, pure, dims = _pure(training)
+    if training.axis is not None:
+        shapes = tuple(jax.ShapeDtypeStruct(jnp.shape(x), jax.typeof(x).dtype) for x in call.leaves)
+        return jax.jit(_mapped(pure, dims, training, mesh)), shapes
+    whole = NamedSharding(device_mesh(mesh), PartitionSpec())
+    shapes = tuple(
+        jax.ShapeDtypeStruct(jnp.shape(x), jax.typeof(x).dtype, sharding=at or whole, weak_type=jax.typeof(x).weak_type)
+        for x, at in zip(call.leaves, _split(dims, mesh), strict=True)
+    )
+    if holds_objects(training.args) or has_static(jax.tree.structure(hide(training.args))):
+        return jax.jit(pure), shapes
+    args, _ = call.arguments(shapes)
+    return jax.jit(step), args
+
+
+def _pure(training: Training) -> tuple[Callable[..., Any], Call, PureStep, list[int | None]]:
+    """Returns the step, a call of it, the same as a function of flat arrays, and the dims of these that are split."""
+    step = inner_of_pmap(training.step) or training.step
+    call = flatten_call(step, training.args, {})
+    pure = PureStep(step, call)
+    pure.__name__ = call.name  # for jax.jit
+    return step, call, pure, _batch_dims(training, call)
+
+
+def _split(dims: Sequence[int | None], mesh: Mesh) -> list[NamedSharding | None]:
+    """Returns shardings over the data axes; if there is none, whole ones, since XLA would compile for one device."""
+    devices, axes = device_mesh(mesh), data_axes(mesh)
+    unsplit = NamedSharding(devices, PartitionSpec()) if dims == [None] * len(dims) else None
+    return [unsplit if dim is None else NamedSharding(devices, _spec(dim, axes)) for dim in dims]
+
+
+def _mapped(pure: PureStep, dims: Sequence[int | None], training: Training, mesh: Mesh) -> Callable[..., Any]:
+    """Returns a step for ``jax.pmap`` as a ``jax.shard_map`` over its axis."""
+    devices = jax.sharding.Mesh(device_mesh(mesh).devices.reshape(-1, mesh.axis(FREE)), (training.axis, FREE))
+    specs = [PartitionSpec() if dim is None else _spec(dim, (training.axis,)) for dim in dims]
+    mapped: Callable[..., Any] = jax.shard_map(
+        pure, mesh=devices, in_specs=tuple(specs), out_specs=PartitionSpec(), check_vma=False
+    )
+    return mapped
 
 
 def _spec(dim: int, axes: Sequence[str]) -> PartitionSpec:
