@@ -110,8 +110,8 @@ theirs is in this repository.
 
 * Programs that state shardings themselves are run up to the first call of their own jitted step: {", ".join(STATED)}.
   Of the others, the step is jitted with the batch split over `data` of `{MESH}`, and all else whole on every device.
-* At small size, for the speeds of {TOPOLOGY}, compiled by XLA for CPU devices. Compilers for GPUs and TPUs make a
-  reduce-scatter of some all-reduces that are sliced; that for CPUs does not, and sends bfloat16 as float32.
+* At small size, for the speeds of {TOPOLOGY}, compiled by XLA for CPU devices, which sends bfloat16 as float32.
+  What compilers for GPUs and TPUs make of these programs was not measured.
 * **plan** is the fastest that computes no more than the program. **with statements**: the step compiled once more, with
   `with_sharding_constraint` on the values of the lines named below. **other ends**: compiled once more with arguments
   and results split that lie whole on every device (`in_shardings`, `out_shardings`).
