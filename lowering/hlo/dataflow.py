@@ -14,7 +14,7 @@ from meshdsl.lowering.hlo.parse import Instruction, Module, arrays, called
 
 _MOVES = frozenset("bitcast copy reshape transpose convert get-tuple-element opt-barrier copy-start copy-done".split())
 _SLICES = frozenset({"slice", "dynamic-slice"})
-_ELEMENTWISE = _MOVES | set("add subtract multiply divide negate parameter constant broadcast".split())
+_LINEAR = _MOVES | set("add subtract negate parameter constant broadcast".split())
 _INDEX = re.compile(r"\bindex=(\d+)")
 _NUMBER = re.compile(r"^(\d+)\)")
 
@@ -56,7 +56,7 @@ class Dataflow:
             if reader.name == root.name or reader.name in seen:
                 continue
             seen.add(reader.name)
-            if not self._is_elementwise(reader):
+            if not self._may_follow(reader):
                 return False
             waiting += [(each, reader.name) for each in self._readers[inside].get(reader.name, ())]
         carried = {i for i, operand in enumerate(root.operands) if operand in seen}
@@ -76,7 +76,7 @@ class Dataflow:
                 yield from ((each, reader.name) for each in self._readers[self._inside[name]].get(reader.name, ()))
 
     def _keeps_a_slice(self, reader: Instruction, of: str) -> bool:
-        if reader.opcode in _SLICES:
+        if reader.opcode == "dynamic-slice":  # by the device's number; a static one is equal on all devices
             return reader.operands[0] == of
         if reader.opcode == "fusion":
             places = [i for i, operand in enumerate(reader.operands) if operand == of]
@@ -88,10 +88,22 @@ class Dataflow:
         readers = self._readers[self._inside[line.name]].get(line.name, ())
         return bool(readers) and all(self._keeps_a_slice(each, line.name) for each in readers)
 
-    def _is_elementwise(self, line: Instruction) -> bool:
+    def _may_follow(self, line: Instruction) -> bool:
         if line.opcode == "fusion":
-            return all(x.opcode in _ELEMENTWISE for name in called(line) for x in self._module.computations[name])
-        return line.opcode in _ELEMENTWISE or line.opcode.endswith("-done")
+            return all(self._is_linear(x) for name in called(line) for x in self._module.computations[name])
+        return self._is_linear(line) or line.opcode.endswith("-done")
+
+    def _is_linear(self, line: Instruction) -> bool:
+        """Whether an instruction moves, adds, or scales by a constant, so that it may as well come after a sum."""
+        if line.opcode in ("multiply", "divide"):
+            return any(map(self._is_constant, line.operands[line.opcode == "divide" :]))
+        return line.opcode in _LINEAR
+
+    def _is_constant(self, name: str) -> bool:
+        line = self._line[name]
+        while line.opcode in ("broadcast", *_MOVES) and line.operands:
+            line = self._line[line.operands[0]]
+        return line.opcode == "constant"
 
     def _is_read_by(self, inside: str, carried: int, names: set[str]) -> bool:
         """Whether a loop's carried value is read, by some of these instructions alone."""

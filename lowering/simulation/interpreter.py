@@ -23,6 +23,7 @@ from meshdsl.lowering.simulation.operation import Operation, Unreadable
 Value = Any  # an array of all devices, a tuple of values, or Unfollowed
 Function = Callable[..., Value]
 Observer = Callable[[str, Operation, Value], None]
+_PER_LINE = 100  # elements that take as long as one line of a loop body, however small
 _CALLS = {"call": "to_apply", "fusion": "calls", "async-start": "calls", "map": "to_apply"}
 _FORWARDED = ("copy", "copy-start", "async-update", "opt-barrier", "optimization-barrier")
 SHARD_MAP_ENDS = ("xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape")  # each operand is on its own
@@ -175,7 +176,7 @@ class Devices:
             if not go.any():
                 return state
             state = self.call(body, (state,))
-            self.charge(1)
+            self.charge(_PER_LINE * len(self.module.computations[body]))
 
     def _conditional(self, operation: Operation, args: Sequence[Value]) -> Value:
         named = operation.attributes

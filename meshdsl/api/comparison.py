@@ -41,6 +41,7 @@ _LINES = 5  # of them, at most
 _STATEMENTS = 3  # constraints of a line that are shown
 _PLANS = 7  # that are made at most, for slower and slower devices
 _SLOWER = 8  # times as slow, at least
+_SLOWEST = 1e3  # times as slow; what is still repeated then is no choice of the plan's
 _REPEATED = 0.1  # part of the program's FLOPs by which those of the plan may exceed them
 _NEAR = 1.05  # of the plan's bytes
 
@@ -352,7 +353,7 @@ class PlanComparison:
         return {
             "plan": {
                 "bytes": self.plan.bytes,
-                "seconds": self.plan.seconds,
+                "seconds": self.plan.seconds if self.slowdown == 1 else None,
                 "gap": self.plan.gap,
                 "flops": self.plan_flops,
             },
@@ -377,9 +378,9 @@ class PlanComparison:
         sent, plan = self.inspection, self.plan
         yield f"{sent.name} on mesh {sent.mesh}: the program of jax.jit beside the best plan of the same step"
         rows = [["", "bytes per device and step", "seconds of collectives", "product FLOPs per device"]]
-        planned = sum(c.seconds * c.trips for c in plan.collectives)
+        planned = seconds_text(sum(c.seconds * c.trips for c in plan.collectives)) if self.slowdown == 1 else "-"
         rows.append(["jax.jit", bytes_text(sent.bytes), seconds_text(sent.seconds), f"{sent.flops:.4g}"])
-        rows.append(["plan", bytes_text(plan.bytes), seconds_text(planned), f"{self.plan_flops:.4g}"])
+        rows.append(["plan", bytes_text(plan.bytes), planned, f"{self.plan_flops:.4g}"])
         yield from table(rows)
         if self.slowdown > 1:
             times = f"{self.slowdown:.0f} times as slow" if self.slowdown >= 2 else "slower"
@@ -502,7 +503,7 @@ def _plan_of_no_more_work(
             raise ArgumentError(f"{program.name} cannot be planned to compare with: {error}") from error
         stages, of_plan = sharded.stages(*args), slowdown
         repeated = plan_flops(stages.planned.program, plan.solution) - program.flops
-        if repeated <= _REPEATED * program.flops:
+        if repeated <= _REPEATED * program.flops or slowdown > _SLOWEST:
             break
         saved = program.seconds - sum(c.seconds * c.trips for c in plan.collectives)
         slowdown = max(2 * saved * topology.flops32 / repeated, _SLOWER * slowdown)

@@ -43,7 +43,8 @@ def check_sums(
     program = executable.program
     if not program.outputs:
         return "the step returns no arrays"
-    large = f"more than {limit:.0e} elements would be computed on simulated devices: verify smaller arguments"
+    remedy = "verify smaller arguments, or fewer iterations"
+    large = f"more than {limit:g} elements would be computed on simulated devices: {remedy}"
     if executable.expected.flops / 2 * PRODUCT_COST > limit:
         return large
     paths = [leaf.path or "the result" for leaf in program.outputs]
