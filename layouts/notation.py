@@ -20,7 +20,7 @@ _ITEM = re.compile(r"[\s,]*([^\s,=]*)\s*(=?)\s*([A-Za-z0-9_]*\s*(?:\([^)]*\)?)?)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _RULE = re.compile(r"[\s,]*([A-Za-z_]\w*)\s*:\s*([A-Za-z_]\w*|\(\s*[A-Za-z_]\w*(?:[\s,]+[A-Za-z_]\w*)*\s*\))")
 _NUMBER = re.compile(r"[0-9]+")
-_MEMORY = re.compile(r"(?<![^\s,])@(\w*)(?![^\s,])")
+_MEMORY = re.compile(r"@(\w*)(?![^\s,])")
 MEMORIES = ("host", "device")
 
 

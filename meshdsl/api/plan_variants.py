@@ -291,10 +291,11 @@ def _moved_or_not(
             why = "the time limit was up before it was tried"
         return finish(best, [*notes, f"no input is moved to the host's memory: {why} (host='auto')"])
     count = len(moved.hosting.choice.inputs) if moved.hosting else 0
+    moving = "1 input" if count == 1 else f"{count} inputs"
     if isinstance(moved.outcome, MemoryLimitError):
         if isinstance(best.outcome, MemoryLimitError) and _by_worth(moved) < _by_worth(best):
             again = " and activations computed again (remat='auto')" if moved.remat else ""
-            text = f"that is with {count} inputs in the host's memory (host='auto'){again}; a plan without needs more"
+            text = f"that is with {moving} in the host's memory (host='auto'){again}; a plan without needs more"
             error = MemoryLimitError("\n".join((str(moved.outcome), text)))
             error.least = moved.outcome.least
             raise error
@@ -305,7 +306,7 @@ def _moved_or_not(
     stays, moves = (planned.plan.seconds for planned in plans)
     if moves < stays:
         return plans[1]
-    times = f"{seconds_text(stays)}; with {count} inputs there, {seconds_text(moves)}"
+    times = f"{seconds_text(stays)}; with {moving} there, {seconds_text(moves)}"
     note = f"no input is moved to the host's memory (host='auto'): {times}"
     return replace(plans[0], plan=replace(plans[0].plan, notes=(*plans[0].plan.notes, note)))
 

@@ -153,6 +153,11 @@ def layers(w, x):
     return jax.grad(lambda w: (jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, w)[0] ** 2).sum())(w)
 
 
+def products(w, batches):
+    """The product of sums is not the sum of products."""
+    return jax.lax.scan(lambda c, x: (c * (x.T @ x), None), w, batches)[0]
+
+
 @pytest.mark.parametrize(
     ("step", "arguments", "notes"),
     [
@@ -166,6 +171,8 @@ def layers(w, x):
             [{"a": shape((64, 128)), "b": shape((128, 64))}, shape((4, 32, 64), None, "data")],
             {"reduces in each of 4 iterations; once behind the loop would do"},
         ),
+        (products, [shape((64, 64)), shape((4, 32, 64), None, "data")], {""}),
+        (lambda x: (x.T @ x)[3:5], [shape((512, 64), "data")], {""}),
         (layers, [shape((4, 64, 64)), shape((32, 64), "data")], {""}),
         (
             layers,
@@ -178,7 +185,15 @@ def layers(w, x):
             {"gathers a whole argument"},
         ),
     ],
-    ids=["involuntary rematerialisation", "microbatches", "layers", "split layers", "weights split twice"],
+    ids=[
+        "involuntary rematerialisation",
+        "microbatches",
+        "products",
+        "own slice",
+        "layers",
+        "split layers",
+        "weights split twice",
+    ],
 )
 def test_names_of_waste(step, arguments, notes):
     found = md.inspect(jax.jit(step), *arguments, topology=TOPOLOGY)

@@ -94,6 +94,16 @@ def test_large_steps_are_not_checked():
         sharded().verify(*ARGS, sums=True)
 
 
+def test_loops_that_do_not_end_are_not_followed_for_ever():
+    """Where a number is random that ends the loop of the call."""
+
+    def step(x, factor):
+        return jax.lax.while_loop(lambda c: c < 10.0, lambda c: c * factor, jnp.float32(1.0)) + x.sum()
+
+    report = md.parallelize(step, "data=8", {"x": "data=S(0)"}).verify(jnp.ones((8, 4)), jnp.float32(2.0), sums=1e5)
+    assert report.sums is None and "or fewer iterations" in report.unchecked
+
+
 def test_operations_that_are_not_followed_are_listed():
     def step(x):
         return jnp.linalg.cholesky(x[0] @ x[0].T + jnp.eye(8)), x * 2

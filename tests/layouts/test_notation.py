@@ -93,3 +93,7 @@ def test_the_last_mesh_axis_takes_the_fastest_link():
     assert links["model"].bandwidth > links["data"].bandwidth
     crossing = dgx.axis_links([("data", 2), ("model", 16)])
     assert crossing["data"] == links["data"] and crossing["model"].bandwidth == links["data"].bandwidth
+
+
+def test_a_memory_needs_no_space_before_it():
+    assert str(Layout.parse("data=S(0)@host")) == "data=S(0) @host"
