@@ -4,8 +4,8 @@
 an ``optimization_barrier``, which hides that both are equal. Their reshards are planned twice as well: a weight is
 gathered for the forward pass, and again for the backward pass. Some compilers (the CPU's) drop barriers before common
 subexpression elimination, and would gather once and keep the whole weight live. So the operand of a repeated collective
-passes a ``where`` whose condition is never true, which the compiler cannot know: the device's index is compared with a
-number beyond the axis.
+passes an ``opaque_copy``: a ``where`` whose condition is never true, which the compiler cannot know, since it compares
+the device's index with a number beyond the axis.
 
 Two arrays that differ may have equal blocks: where an axis of 4 splits the first dim of ``x[4, 3]``, a device holds the
 same elements of ``x`` and of its transpose. So views of one block count as equal, and so does what enters a user's

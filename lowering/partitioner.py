@@ -1,4 +1,4 @@
-"""The module of a program before XLA's partitioner, behind it, and behind all other passes.
+"""The module of a program before XLA's partitioner, after it, and after all other passes.
 
 XLA writes them to a folder while it compiles, if it is told to by options of the compilation.
 """
@@ -23,7 +23,7 @@ class CompiledModules:
 
     Args:
       whole: before the partitioner: whole arrays, with shardings as annotations.
-      partitioned: behind it: blocks of arrays, and collectives.
+      partitioned: after it: blocks of arrays, and collectives.
       optimized: as it runs.
     """
 
@@ -33,7 +33,7 @@ class CompiledModules:
 
 
 def compiled_modules(lowered: jax.stages.Lowered) -> CompiledModules:
-    """Compile a program once more, and return its text before and behind the partitioner.
+    """Compile a program once more, and return its text before and after the partitioner.
 
     Raises:
       DeviceError: the compiler of these devices does not write it, as those of absent devices do not.
@@ -60,7 +60,7 @@ def compiled_modules(lowered: jax.stages.Lowered) -> CompiledModules:
     optimized = named("after_optimizations.txt", module)
     if [len(each) for each in (before, partitioned, optimized)] != [1, 1, 1]:
         written = ", ".join(texts) or "nothing"
-        raise DeviceError(f"the compiler does not write its program before and behind the partitioner, but {written}")
+        raise DeviceError(f"the compiler does not write its program before and after the partitioner, but {written}")
     return CompiledModules(*(text for each in (before, partitioned, optimized) for text in each.values()))
 
 

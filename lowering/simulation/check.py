@@ -186,7 +186,7 @@ def check_program(
 
     Args:
       name: of the step.
-      modules: its program before and behind the partitioner, and as it runs; an empty one is left out.
+      modules: its program before and after the partitioner, and as it runs; an empty one is left out.
       mesh: of its devices. paths: of its results.
       inputs: random ones that are tried. limit: elements that may be computed for each.
 

@@ -185,7 +185,7 @@ class Inspection:
     def check(self, inputs: int = 2, limit: float = LIMIT, raises: bool = True) -> ProgramCheck:
         """Run the compiled program on simulated devices beside the step, and return which results are the step's.
 
-        The program is compiled once more, and read before and behind the partitioner, and as it runs. Behind the
+        The program is compiled once more, and read before and after the partitioner, and as it runs. Behind the
         partitioner numbers are exact, elements of a prime field, so that a missing or doubled sum shows wherever it is
         read; optimized programs are run in float64. No device runs anything. Of a program for absent devices, what runs
         is checked.
@@ -198,7 +198,7 @@ class Inspection:
         Raises:
           CheckError: a result is wrong; the message names the operation, its mesh axes, its line, and what it should
             read. Or no result could be followed, or the program is too large.
-          DeviceError: the compiler does not write its program before and behind the partitioner.
+          DeviceError: the compiler does not write its program before and after the partitioner.
 
         Example:
           >>> mesh = jax.make_mesh((8,), ("data",))
@@ -230,7 +230,7 @@ class Inspection:
 
         Raises:
           CheckError: the program is too large.
-          DeviceError: the compiler does not write its program before and behind the partitioner.
+          DeviceError: the compiler does not write its program before and after the partitioner.
 
         Example:
           >>> mesh = jax.make_mesh((8,), ("data",))
@@ -339,7 +339,7 @@ class ValueTypes:
             line = f"{names.of(place)}  {shortened_line(text)}".rstrip()
             shown = ", ".join(operations[:_KINDS])
             rows.append([f"{shown}{more}", tensor, "varying" if layout is None else str(layout), line])
-        return "\n".join([f"{self.name} on mesh {self.mesh}, behind the partitioner", *table(rows)])
+        return "\n".join([f"{self.name} on mesh {self.mesh}, after the partitioner", *table(rows)])
 
 
 def inspect(

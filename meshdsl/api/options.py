@@ -218,9 +218,9 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         axis_names=_parse_axis_names(given["axis_names"], mesh, rows),
         constraints=parse_constraints(given["constraints"], rows),
         mapped=given["mapped"],
-        uneven=parse_uneven(given["uneven"], rows),
-        remat=_parse_remat(given["remat"], plan, rows),
-        host=_parse_host(given["host"], plan, rows),
+        uneven=parse_choice("uneven", given["uneven"], UNEVEN, rows),
+        remat=_parse_search("remat", given["remat"], REMAT, plan, rows),
+        host=_parse_search("host", given["host"], HOSTS, plan, rows),
     )
     rows += argument_faults(step, made)
     if rows:
@@ -401,45 +401,23 @@ def parse_constraints(given: object, rows: list[str]) -> str:
     return given
 
 
-def parse_remat(remat: object, rows: list[str]) -> str:
-    """Return who says what is computed again; append a fault if it is none of ``REMAT``."""
-    if isinstance(remat, str) and remat in REMAT:
-        return remat
-    choices = " or ".join(map(repr, REMAT))
-    rows.append(f"remat: {remat!r} is not {choices}{nearest(remat, REMAT) if isinstance(remat, str) else ''}")
-    return REMAT[0]
+def parse_choice(name: str, given: object, choices: Sequence[str], rows: list[str]) -> str:
+    """Return what is given for an option if it is one of its words; else append a fault, and return the first."""
+    if isinstance(given, str) and given in choices:
+        return given
+    near = nearest(given, choices) if isinstance(given, str) else ""
+    rows.append(f"{name}: {given!r} is not {' or '.join(map(repr, choices))}{near}")
+    return choices[0]
 
 
-def _parse_remat(remat: object, plan: Plan | None, rows: list[str]) -> str:
-    found = parse_remat(remat, rows)
-    if found != REMAT[0] and plan:
-        rows.append(f"remat: plan= runs a plan as it is, remat={remat!r} looks for another one; leave one of them out")
+def _parse_search(name: str, given: object, choices: Sequence[str], plan: Plan | None, rows: list[str]) -> str:
+    """Return what is given for an option that looks for another plan; beside ``plan=``, only its first word may be."""
+    found = parse_choice(name, given, choices, rows)
+    if found != choices[0] and plan:
+        rows.append(
+            f"{name}: plan= runs a plan as it is, {name}={given!r} looks for another one; leave one of them out"
+        )
     return found
-
-
-def parse_host(host: object, rows: list[str]) -> str:
-    """Return who says which inputs live in the host's memory; append a fault if it is none of ``HOSTS``."""
-    if isinstance(host, str) and host in HOSTS:
-        return host
-    choices = " or ".join(map(repr, HOSTS))
-    rows.append(f"host: {host!r} is not {choices}{nearest(host, HOSTS) if isinstance(host, str) else ''}")
-    return HOSTS[0]
-
-
-def _parse_host(host: object, plan: Plan | None, rows: list[str]) -> str:
-    found = parse_host(host, rows)
-    if found != HOSTS[0] and plan:
-        rows.append(f"host: plan= runs a plan as it is, host={host!r} looks for another one; leave one of them out")
-    return found
-
-
-def parse_uneven(uneven: object, rows: list[str]) -> str:
-    """Return what becomes of pins that do not divide; append a fault if it is none of ``UNEVEN``."""
-    if isinstance(uneven, str) and uneven in UNEVEN:
-        return uneven
-    choices = " or ".join(map(repr, UNEVEN))
-    rows.append(f"uneven: {uneven!r} is not {choices}{nearest(uneven, UNEVEN) if isinstance(uneven, str) else ''}")
-    return "error"
 
 
 def _parse_devices(devices: Any, mesh: object, rows: list[str]) -> tuple[jax.Device, ...] | None:

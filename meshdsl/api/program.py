@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshdsl.api.options import parse_constraints, parse_host, parse_remat, parse_uneven
+from meshdsl.api.options import HOSTS, REMAT, UNEVEN, parse_choice, parse_constraints
 from meshdsl.api.overlap_option import Overlap, parse_overlap
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, called, faults, is_a
@@ -102,9 +102,9 @@ class Program:
         if self.axis_names is not None and not isinstance(self.axis_names, Mapping):
             rows.append(f"axis_names: {is_a(self.axis_names)}, not a dict of mesh axes by axis names")
         parse_constraints(self.constraints, rows)
-        parse_uneven(self.uneven, rows)
-        parse_remat(self.remat, rows)
-        parse_host(self.host, rows)
+        parse_choice("uneven", self.uneven, UNEVEN, rows)
+        parse_choice("remat", self.remat, REMAT, rows)
+        parse_choice("host", self.host, HOSTS, rows)
         if rows:
             raise ArgumentError(faults("invalid arguments of Program:", rows))
 

@@ -33,7 +33,7 @@ def inspect(
         bool, typer.Option("--check", help="run the compiled steps on simulated devices, beside what they compute")
     ] = False,
     types: Annotated[
-        bool, typer.Option("--types", help="show how every value lies behind the partitioner: S, B or P per mesh axis")
+        bool, typer.Option("--types", help="show how every value lies after the partitioner: S, B or P per mesh axis")
     ] = False,
     compare: Annotated[bool, typer.Option(help="plan the same steps, and show what the plan sends instead")] = True,
     save: Annotated[
