@@ -21,6 +21,7 @@ checks that the file still describes one plan, and reports every faulty entry:
 Whether it is a plan of the program at hand is another question, which ``meshdsl.plan.validate`` answers.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from hashlib import sha256
@@ -28,6 +29,7 @@ from os import PathLike, getpid
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
 import msgspec
 
 from meshdsl.errors import MeshDSLError, NotationError, PlanFileError, faults, first_line, is_a, nearest, shortened
@@ -404,6 +406,9 @@ def _ring(record: RingRecord, f: PlanFile) -> Ring:
 
 # ---- Faults: the tables ----------------------------------------------------------------------------------------------
 
+_KEYS = re.compile(r"key<\w+>")
+_LARGEST = 1e18  # seconds or bytes
+_ROUNDING = 1e-6  # part of the seconds by which rounding may lift the lower bound above them
 Sent = tuple[str, tuple[str, ...], int]  # kind, axes and bytes of a collective
 
 
@@ -422,11 +427,29 @@ def _table_faults(f: PlanFile) -> Iterator[str]:
     except MeshDSLError as error:
         yield f"mesh: {first_line(error)}"
         return
+    yield from _figure_faults(f)
     for i, layout in enumerate(f.layouts):
         yield from (f"layouts[{i}] '{layout}': {text}" for text in _axis_faults(layout, mesh))
     for name, arrays in (("inputs", f.inputs), ("outputs", f.outputs)):
         for i, array in enumerate(arrays):
             yield from (f"{_entry(name, i, array)}: {text}" for text in _array_faults(array, mesh))
+
+
+def _is_dtype(name: str) -> bool:
+    """Whether it names numbers, or keys of random numbers."""
+    try:
+        return bool(_KEYS.fullmatch(name)) or jnp.dtype(name).name == name
+    except TypeError:
+        return False
+
+
+def _figure_faults(f: PlanFile) -> Iterator[str]:
+    """Times and bytes of the step are possible, and the lower bound is one."""
+    for name in ("seconds", "lower_bound", "simulated_seconds", "peak"):
+        if not 0 <= (figure := getattr(f, name)) < _LARGEST:
+            yield f"{name}: {figure}, which is not from 0 to {_LARGEST:g}"
+    if f.lower_bound > f.seconds * (1 + _ROUNDING):
+        yield f"lower_bound: {f.lower_bound} s, above the {f.seconds} s of the plan"
 
 
 def _entry(name: str, i: int, array: Array) -> str:
@@ -446,6 +469,8 @@ def _axis_faults(layout: Layout, mesh: Mesh) -> Iterator[str]:
 
 def _array_faults(array: Array, mesh: Mesh) -> Iterator[str]:
     found = list(_axis_faults(array.layout, mesh))
+    if not _is_dtype(array.dtype):
+        found.append(f"no dtype {array.dtype!r}")
     if found:
         yield from found
         return

@@ -72,6 +72,8 @@ def test_other_white_space_is_no_damage(file):
             put("data=S(5) model=B", "inputs", 0, "layout"),
             "inputs[0] w: data=S(5) model=B splits dim 5, which float32[8,16] does not have",
         ),
+        (put("", "inputs", 0, "dtype"), "inputs[0] w: no dtype ''"),
+        (put(-1.0, "lower_bound"), "lower_bound: -1.0, which is not from 0 to 1e+18"),
         (put([6, 16], "inputs", 0, "shape"), None),
         (
             put("data=S(0) model=B", "outputs", 0, "layout"),
