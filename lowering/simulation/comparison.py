@@ -95,7 +95,8 @@ class ProgramPair:
         before, after = self._bodies
         expected = Devices(self.reference, self.count, numbers, FUNCTIONS, limit, whole, before).run(given)
         found = Devices(self.partitioned, self.count, numbers, FUNCTIONS, limit, local, after).run(entered)
-        results = zip(_flat(expected), _flat(found), self.result_blocks(), strict=True)
+        blocks = self.result_blocks()
+        results = zip(_flat(expected, len(blocks)), _flat(found, len(blocks)), blocks, strict=True)
         return [self._judged(i, numbers, *result) for i, result in enumerate(results)]
 
     @cached_property
@@ -115,7 +116,8 @@ class ProgramPair:
             for x in given
         ]
         runs = (Devices(self.reference, self.count, numbers, FUNCTIONS, limit).run(x) for x in (given, nudged))
-        pairs = enumerate(zip(*map(_flat, runs), strict=True))
+        count = len(self.result_blocks())
+        pairs = enumerate(zip(*(_flat(run, count) for run in runs), strict=True))
         return {i for i, (a, b) in pairs if isinstance(a, Unfollowed) or differs(numbers, b, [a[0]])}
 
     def arguments(self, numbers: Numbers, seed: int, below: int | None = None) -> list[Value]:
@@ -216,5 +218,8 @@ def differs(numbers: Numbers, found: Array, blocks: Sequence[Array]) -> bool:
     return False
 
 
-def _flat(value: Value) -> list[Value]:
-    return [x for part in value for x in _flat(part)] if isinstance(value, tuple) else [value]
+def _flat(value: Value, count: int) -> list[Value]:
+    """The results of an entry; of one operation that makes them all, and cannot be followed, that for each."""
+    if isinstance(value, Unfollowed):
+        return [value] * count
+    return list(value) if isinstance(value, tuple) else [value]

@@ -21,6 +21,7 @@ def matmul(devices: Devices, at: Operation, a: Array, b: Array) -> Array:
     count = max(len(a), len(b))
     devices.charge(PRODUCT_COST * count * prod(a.shape[1:]) * b.shape[-1])
     if at.kind == "float":
+        a, b = (x if kind == "float" else devices.numbers.of(x) for x, kind in zip((a, b), at.kinds, strict=True))
         return devices.numbers.matmul(a, b)
     if at.kind == "bool":
         return (a.astype(np.int64) @ b.astype(np.int64)) != 0
@@ -31,8 +32,6 @@ def matmul(devices: Devices, at: Operation, a: Array, b: Array) -> Array:
 
 
 def _dot(devices: Devices, at: Operation, a: Array, b: Array) -> Array:
-    if at.kind == "float" and set(at.kinds[:2]) != {"float"}:
-        raise Unreadable("a product of integers as floats")
     sides = []
     for x, side in ((a, "lhs"), (b, "rhs")):
         batch, summed = (at.integers(f"{side}_{name}_dims") for name in ("batch", "contracting"))

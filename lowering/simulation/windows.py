@@ -76,6 +76,8 @@ def _reduce(devices: Devices, at: Operation, *args: Array) -> Value:
     first = [start.reshape(-1, *[1] * (x.ndim - 1)) for start, x in zip(starts, arrays, strict=True)]
     made = both([np.broadcast_to(a, np.broadcast_shapes(a.shape, x.shape)) for a, x in zip(first, arrays, strict=True)],
                 arrays)  # fmt: skip
+    if len(arrays) > 1 and any((x != y).any() for x, y in zip(made, arrays, strict=True)):
+        raise Unreadable("its start is not neutral, so compilers may leave it out")
     return tuple(made) if at.instruction.type.startswith("(") else made[0]
 
 

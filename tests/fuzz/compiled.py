@@ -12,6 +12,7 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from itertools import count
@@ -33,6 +34,7 @@ from meshdsl.lowering.simulation.interpreter import TooLarge, Unfollowed, Value
 from meshdsl.lowering.simulation.numbers import PrimeField, Reals
 from meshdsl.lowering.simulation.operation import Operation
 from meshdsl.shardings import partition_spec
+from tests.fuzz.alarms import is_wrong
 from tests.fuzz.generator import Batch, Case, batches
 from tests.fuzz.run import SETTINGS
 from tests.fuzz.worker import STILL
@@ -40,9 +42,6 @@ from tests.lowering.simulation.mutants import Mutant, mutants
 
 CASES, LIMIT = 6, 1e8
 SHORT = ("bfloat16", "float16", "float8")
-LARGE = 25  # bound of random integers, the longest dim
-TRIES = 12  # random arguments of a program that is called wrong
-SCALES = (1.0, 3.0, 10.0)  # of these: a gradient grows faster than the weight that it is subtracted from
 PER_PROGRAM = 8  # mutants of one program, drawn among all
 INPUTS = 24  # of a mutant that is not found
 EQUIVALENT = ("that compute the same value", "whose other value changes no result")
@@ -92,24 +91,14 @@ class Sweep:
             self.counts[f"not followed: {each.operation}: {each.reason[:60]} ({each.stage})"] += 1
         if check.equal:
             return
-        real = any(self._is_wrong(case, jitted, args, SCALES[i % len(SCALES)]) for i in range(TRIES))
+        real = self._is_wrong(case, jitted, args)
         self.counts["wrong programs" if real else "false alarms"] += 1
         print(f"{'wrong' if real else 'FALSE ALARM'}: {check}\n{case}\n", flush=True)
 
-    def _is_wrong(self, case: Case, jitted: Any, args: list[Any], scale: float) -> bool:
-        """Whether the program computes something else than the unsharded step, for random arguments."""
-        given = [self._random(np.asarray(x), scale) if i.value.dtype != "key" else x
-                 for i, x in zip(case.inputs, case.args(), strict=True)]  # fmt: skip
-        placed = [jax.device_put(x, at.sharding) for x, at in zip(given, args, strict=True)]
-        short = any(dtype in case.source for dtype in SHORT)
-        tolerance = 1e-2 if short or any(i.value.dtype in SHORT for i in case.inputs) else 1e-4
-        return _differs(jitted(*placed), jax.jit(case.step)(*given), tolerance)
-
-    def _random(self, like: np.ndarray, scale: float) -> np.ndarray:
-        """Floats in place of floats, integers that may be indices in place of integers, and truth values."""
-        if like.dtype.kind in "iub":
-            return self._rng.integers(0, 2 if like.dtype.kind == "b" else LARGE, like.shape).astype(like.dtype)
-        return (scale * self._rng.standard_normal(like.shape)).astype(like.dtype)
+    def _is_wrong(self, case: Case, jitted: Any, args: list[Any]) -> bool:
+        short = any(dtype in case.source for dtype in SHORT) or any(i.value.dtype in SHORT for i in case.inputs)
+        shardings = [x.sharding for x in args]
+        return is_wrong(jitted, jax.jit(case.step), case.args(), shardings, self._rng, 1e-2 if short else 1e-4)
 
     def _mutate(self, modules: CompiledModules, devices: int, case: Case) -> None:
         drawn = list(mutants(modules.partitioned, devices, self._rng))
@@ -195,21 +184,6 @@ class _Values:
                 self.digests.append(sha256(b"".join(devices[: None if len(set(devices)) > 1 else 1])).digest())
 
 
-def _differs(found: Any, expected: Any, tolerance: float) -> bool:
-    """Whether numbers differ by more than rounding does."""
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        x, y = (
-            np.asarray(jax.random.key_data(z) if jax.dtypes.issubdtype(z.dtype, jax.dtypes.prng_key) else z)
-            for z in (a, b)
-        )
-        x, y = x.astype(np.complex128), y.astype(np.complex128)
-        finite = np.isfinite(y)
-        largest = np.abs(y[finite]).max(initial=0.0)
-        if (np.abs(x - y)[finite] > tolerance * max(largest, 1e-6)).any():
-            return True
-    return False
-
-
 def _run(seed: int, wanted: int) -> Sweep:
     """One seed's programs."""
     sweep = Sweep(wanted, seed)
@@ -226,34 +200,41 @@ def _run(seed: int, wanted: int) -> Sweep:
     return sweep
 
 
-def _serve(pipe: Connection) -> None:
-    """Answers the seeds that come through a pipe, in a process of its own."""
+def _counted(seed: int, wanted: int) -> tuple[Counter[str], ...]:
+    sweep = _run(seed, wanted)
+    return sweep.counts, sweep.made, sweep.found
+
+
+def _serve(pipe: Connection, answer: Callable[..., Any]) -> None:
+    """Answers what comes through a pipe, in a process of its own."""
     while True:
-        sweep = _run(*pipe.recv())
-        pipe.send((sweep.counts, sweep.made, sweep.found))
+        pipe.send(answer(*pipe.recv()))
 
 
 class Worker:
-    """A process for several runs; another one after a run that ends it or stands still."""
+    """A process for several runs; another one after a run that ends it or stands still.
 
-    def __init__(self) -> None:
+    Args:
+      answer: a function of a module, which is called there.
+    """
+
+    def __init__(self, answer: Callable[..., Any]) -> None:
         spawned = multiprocessing.get_context("spawn")
         self._here, there = spawned.Pipe()
-        self._process = spawned.Process(target=_serve, args=(there,), daemon=True)
+        self._process = spawned.Process(target=_serve, args=(there, answer), daemon=True)
         self._process.start()
         there.close()
 
-    def run(self, seed: int, wanted: int) -> tuple[Counter[str], ...]:
-        """Returns what a run has counted.
+    def run(self, *args: Any) -> Any:
+        """Returns the answer.
 
         Raises:
           EOFError, TimeoutError: it has not come back.
         """
-        self._here.send((seed, wanted))
+        self._here.send(args)
         if not self._here.poll(STILL):
             raise TimeoutError
-        found: tuple[Counter[str], ...] = self._here.recv()
-        return found
+        return self._here.recv()
 
     def end(self) -> None:
         """Ends the process, whatever it does."""
@@ -267,7 +248,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=2000, help="0 for none")
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     asked = parser.parse_args()
-    total, start, worker = Sweep(asked.mutants, asked.seed), time.time(), Worker()
+    total, start, worker = Sweep(asked.mutants, asked.seed), time.time(), Worker(_counted)
     for run in count():
         try:
             found = worker.run(asked.seed + run, asked.mutants - total.made.total())
@@ -286,7 +267,7 @@ def main() -> None:
             break
         if lost or run % RUNS == RUNS - 1:
             worker.end()
-            worker = Worker()
+            worker = Worker(_counted)
     worker.end()
     print(total)
     sys.exit(total.counts["false alarms"] > 0)

@@ -142,6 +142,24 @@ def test_complex_numbers_are_floats():
     assert md.inspect(step, shape((16, 8), "x", "y")).check().agreeing == ("the result",)
 
 
+def test_products_of_integers_are_floats_if_asked_for():
+    step = jax.jit(lambda x, y: jax.lax.dot(x, y, preferred_element_type=jnp.float32))
+    args = (shape((16, 8), "x", "y", dtype=jnp.int16), shape((8, 4), dtype=jnp.int16))
+    assert md.inspect(step, *args).check().agreeing == ("the result",)
+
+
+def test_a_start_that_is_not_neutral():
+    """XLA leaves it out where a dim of length 1 is reduced; and one operation makes all results."""
+
+    def largest(a, b):
+        return jnp.maximum(a[0], b[0]), jnp.minimum(a[1], b[1])
+
+    step = jax.jit(lambda x, i: jax.lax.reduce((x, i), (np.float32(3), np.int32(0)), largest, (0,)))
+    check = md.inspect(step, shape((4, 6), "x"), shape((4, 6), "x", dtype=jnp.int32)).check(raises=False)
+    assert check.equal and not check.agreeing
+    assert {each.results for each in check.unfollowed} == {("0", "1")}
+
+
 def test_not_a_number_is_sorted_to_the_end():
     step = jax.jit(lambda x, i: jnp.argsort(jnp.take_along_axis(x, i, axis=1), axis=0))
     args = shape((16, 4), "x"), shape((16, 4), dtype=jnp.int32)
