@@ -17,7 +17,7 @@ export PYTHONPATH := .
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/evidence/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint docs bench calls coverage zoo inspections fuzz fuzz-bytes fuzz-sums fuzz-files chaos pipelines ray slurm strategies predictions targets overlap measured bench-planner data dist clean
+.PHONY: help demo test test-all lint docs bench calls coverage coverage-sums zoo inspections fuzz fuzz-bytes fuzz-sums fuzz-files chaos pipelines ray slurm strategies predictions targets overlap measured bench-planner data dist clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -55,9 +55,13 @@ bench: $(VENV)/ready $(DATA)  ## measure the figures of docs/evidence/benchmarks
 coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write docs/evidence/coverage.md; CASES='--primitive sort --limit 5'
 	$(EIGHT) $(RUN) -m tests.coverage $(CASES)
 
+coverage-sums: $(VENV)/ready  ## check the same cases as jax.jit, explicit axes and shard_map divide them, on simulated devices; one in EVERY=9, PRIMITIVE=sort
+	$(EIGHT) $(RUN) -m tests.coverage.sums --every $(or $(EVERY),9) $(if $(PRIMITIVE),--primitive '$(PRIMITIVE)')
+
 zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries; public training programs with CHECKOUTS=folder
 	$(ZOO)/bin/python -m bench.zoo.run
 	$(ZOO)/bin/python -m bench.zoo.gaps
+	$(ZOO)/bin/python -m bench.zoo.sums
 	$(EIGHT) $(ZOO)/bin/python -m bench.programs $(if $(CHECKOUTS),--checkouts $(CHECKOUTS))
 
 inspections: $(ZOO)/ready  ## inspect public training programs with CHECKOUTS=folder, and write docs/evidence/inspections.md
