@@ -80,12 +80,16 @@ class OverlapReport:
       axes: per compiled collective, its axes as text.
       known: whether the plan's promise can be compared: no loop runs for an unknown number of iterations, and the plan
         says what it hides.
+      replayed: seconds of the compiled schedule at the plan's prices (``meshdsl.lowering.hlo.schedule``).
+      simulated: ``plan.simulated_seconds``; 0 if the plan does not say.
     """
 
     scheduled: tuple[ScheduledCollective, ...]
     lines: tuple[OverlapLine, ...]
     axes: tuple[str, ...]
     known: bool
+    replayed: float = 0.0
+    simulated: float = 0.0
 
     @property
     def hidden(self) -> float:
@@ -108,7 +112,14 @@ class OverlapReport:
         sent = sum(one.seconds * one.sent.trips for one in self.scheduled)
         planned = f"; the plan hides {seconds_text(self.hidden)} of {seconds_text(sum(x.sent for x in self.lines))}"
         covers = f"the program sends for {seconds_text(sent)}, {seconds_text(self.covered)} of that beside products"
-        return covers + (planned if self.known else "")
+        return covers + (planned if self.known else "") + self._replay()
+
+    def _replay(self) -> str:
+        """The compiled schedule's time beside the plan's."""
+        if not (self.known and self.replayed and self.simulated):
+            return ""
+        beside = f"and {seconds_text(self.simulated)} by the plan"
+        return f"\nreplayed at the plan's prices, the compiled step takes {seconds_text(self.replayed)}, {beside}"
 
     def rows(self) -> list[Sequence[str]]:
         """The table of compiled collectives; those that agree in all that is shown share a row."""

@@ -29,7 +29,7 @@ from meshdsl.lowering.hlo.collectives import CompiledCollective, collectives_of_
 from meshdsl.lowering.hlo.dedup import deduplicate
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import Module, parse_module
-from meshdsl.lowering.hlo.schedule import scheduled_collectives
+from meshdsl.lowering.hlo.schedule import read_schedule
 from meshdsl.lowering.overlap import OverlapReport, compare_overlap, planned_overlap
 from meshdsl.lowering.simulation.check import ProgramCheck
 from meshdsl.util.text import bytes_text, table
@@ -353,12 +353,14 @@ class ExpectedCommunication:
 
     Args:
       exposed: returns the seconds of each collective that the plan does not hide; empty if that is not known.
+      simulated: returns the seconds of the step, with what it hides.
     """
 
     collectives: Sequence[PlannedCollective]
     memory: int
     flops: float
     exposed: Callable[[], Sequence[float]] = tuple
+    simulated: Callable[[], float] = float
 
 
 def verify_here(
@@ -417,9 +419,11 @@ def _overlap(planned: ExpectedCommunication, module: Module, mesh: Mesh) -> Over
     """What the compiled program does while it communicates, beside what the plan hides."""
     keys = [collective_key(c.kind, c.axes, 0, mesh) for c in planned.collectives]
     promise = planned_overlap(keys, [c.seconds * c.trips for c in planned.collectives], planned.exposed())
-    scheduled = scheduled_collectives(module, mesh)
+    schedule = read_schedule(module, mesh)
+    scheduled = schedule.collectives
     axes = [collective_key(one.sent.kind, one.sent.axes, one.sent.group, mesh)[1] for one in scheduled]
-    return compare_overlap(promise, scheduled, axes)
+    found = compare_overlap(promise, scheduled, axes)
+    return replace(found, replayed=schedule.seconds, simulated=planned.simulated() if promise is not None else 0.0)
 
 
 def _judged(report: VerifyReport, exposed: str, target: str) -> VerifyReport:

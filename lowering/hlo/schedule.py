@@ -13,11 +13,14 @@ but copies before its done.
 A collective is *covered* for as long as the products beside it take, at the prices of the topology. Transfers over one
 link follow each other, so a second of a product covers one of them only: products are given in the order of the
 schedule to the transfer in flight that ends first, which covers as many seconds as any other order (Jackson's rule).
+
+The schedule is *replayed* too: instructions run one after the other, products and everything else that moves memory at
+the prices of the topology; a transfer begins at its start if its link is free, and its done waits for it.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -27,10 +30,26 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.collectives import CompiledCollective, collective_at, collective_kind, readers_of
 from meshdsl.lowering.hlo.flops import is_product, product_at
 from meshdsl.lowering.hlo.parse import Instruction, InstructionSite, Module, called, executed, trip_count
+from meshdsl.lowering.hlo.traffic import moved_bytes
 
 _CHAIN = re.compile(r'chain_id="?(\w+)')
 _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 _PRICED_AS = {"collective-broadcast": "collective-permute"}  # one block over one link
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a program does in the order in which a device runs it.
+
+    Args:
+      collectives: every collective between several devices, in that order, loops counted.
+      seconds: of one run at the topology's prices, transfers beside computation as scheduled.
+      computing: seconds of that in which the device computes or moves memory.
+    """
+
+    collectives: tuple["ScheduledCollective", ...]
+    seconds: float
+    computing: float
 
 
 @dataclass(frozen=True)
@@ -57,7 +76,13 @@ class ScheduledCollective:
 
 def scheduled_collectives(module: Module, mesh: Mesh) -> tuple[ScheduledCollective, ...]:
     """Returns every collective between several devices of a scheduled program, in its order, loops counted."""
-    return _Schedule(module, mesh).of(module.entry).collectives
+    return read_schedule(module, mesh).collectives
+
+
+def read_schedule(module: Module, mesh: Mesh) -> Schedule:
+    """Returns what a scheduled program does, loops counted; those of unknown length run once."""
+    run = _Schedule(module, mesh).of(module.entry)
+    return Schedule(run.collectives, run.seconds, run.computing)
 
 
 def collective_seconds(found: CompiledCollective, mesh: Mesh) -> float:
@@ -71,22 +96,65 @@ def collective_seconds(found: CompiledCollective, mesh: Mesh) -> float:
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of a computation: its collectives, the seconds of its products, and those taken per link."""
+    """One run of a computation: its collectives, the seconds of its products, and those taken per link.
+
+    Args:
+      seconds: from its beginning to its end.
+      computing: seconds of that in which the device computes or moves memory, without contention.
+    """
 
     collectives: tuple[ScheduledCollective, ...] = ()
     products: float = 0.0
     taken: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    computing: float = 0.0
 
 
 @dataclass
 class _InFlight:
-    """A collective in flight: where it ends, and what is covered of it so far."""
+    """A collective in flight: where it ends, when it is over, and what is covered of it so far."""
 
     found: ScheduledCollective
     link: str
     ends: int
+    over: float
     covered: float = 0.0
     beside: list[str] = field(default_factory=list)
+
+
+class _Clock:
+    """Time on a device whose instructions run one after the other, beside its links.
+
+    Attributes:
+      now: seconds since the beginning.
+      computing: seconds of that in which the device computes, without contention.
+    """
+
+    def __init__(self, contention: float) -> None:
+        self.now = self.computing = 0.0
+        self._free = defaultdict[str, float](float)
+        self._slower = 1 + contention
+
+    def compute(self, seconds: float) -> None:
+        """Computes something, slower while a transfer is in flight."""
+        flying = max(0.0, max(self._free.values(), default=0.0) - self.now)
+        beside = min(seconds, flying / self._slower)
+        self.computing += seconds
+        self.now += beside * self._slower + seconds - beside
+
+    def run(self, run: _Run) -> None:
+        """Runs a loop or branches, whose time is known."""
+        self.now += run.seconds
+        self.computing += run.computing
+
+    def send(self, link: str, seconds: float) -> float:
+        """Begins a transfer once its link is free; returns when it is over."""
+        self._free[link] = max(self.now, self._free[link]) + seconds
+        return self._free[link]
+
+    def wait(self, over: float) -> None:
+        """Waits for a transfer."""
+        self.now = max(self.now, over)
 
 
 class _Schedule:
@@ -100,10 +168,14 @@ class _Schedule:
         """One run of a computation, in the order of its instructions."""
         lines = self.module.computations.get(name, ())
         readers, ends, mesh = readers_of(lines), self._ends(lines), self.mesh
+        by_name, clock = {line.name: line for line in lines}, _Clock(mesh.topology.contention)
         found: list[ScheduledCollective | _InFlight] = []
         flying: list[_InFlight] = []
         total, taken = 0.0, defaultdict[str, float](float)
         for at, line in enumerate(lines):
+            for transfer in flying:
+                if transfer.ends <= at:
+                    clock.wait(transfer.over)
             flying = [transfer for transfer in flying if transfer.ends > at]
             for site in self._sent(line, name):
                 inside = readers if site.inside == name else readers_of(self.module.computations[site.inside])
@@ -111,19 +183,30 @@ class _Schedule:
                 if sent.group == 1:
                     continue
                 one = ScheduledCollective(sent, collective_seconds(sent, mesh))
+                link = slowest_link(sent.axes if sent.axes is not None else mesh.names[:1], mesh)
+                over = clock.send(link, one.seconds)
                 if ends.get(at, at) == at:
                     found.append(one)
+                    clock.wait(over)
                 else:
-                    axes = sent.axes if sent.axes is not None else mesh.names[:1]
-                    flying.append(_InFlight(one, slowest_link(axes, mesh), ends[at]))
+                    flying.append(_InFlight(one, link, ends[at], over))
                     found.append(flying[-1])
             run = self._inside(line, name)
+            if run.seconds:
+                clock.run(run)
+            else:
+                clock.compute(max(run.products, self._moving(line, by_name)))
             found += run.collectives
             if run.products:
                 total += run.products
                 for link, seconds in _cover(line.name, run, flying).items():
                     taken[link] += seconds
-        return _Run(tuple(map(_landed, found)), total, dict(taken))
+        return _Run(tuple(map(_landed, found)), total, dict(taken), clock.now, clock.computing)
+
+    def _moving(self, line: Instruction, lines: Mapping[str, Instruction]) -> float:
+        """Seconds in which an instruction reads and writes memory."""
+        topology, moved = self.mesh.topology, moved_bytes(line, lines, self.module)
+        return moved / topology.memory_bandwidth + topology.overhead if moved else 0.0
 
     def _sent(self, line: Instruction, inside: str) -> Iterator[InstructionSite]:
         """The collectives that an instruction starts, or is; those of loops and branches are their bodies' own."""
@@ -149,8 +232,12 @@ class _Schedule:
             for link, seconds in run.taken.items():
                 taken[link] += trips * seconds
         sent = [_repeated(one, trips, known) for run in runs for one in run.collectives]
-        sent = [] if line.opcode == "async-start" else sent
-        return _Run(tuple(sent), trips * sum(run.products for run in runs), dict(taken))
+        if line.opcode == "async-start":
+            return _Run((), sum(run.products for run in runs), dict(taken))
+        products, seconds, computing = (
+            trips * sum(getattr(run, name) for run in runs) for name in ("products", "seconds", "computing")
+        )
+        return _Run(tuple(sent), products, dict(taken), seconds, computing)
 
     def _fused(self, callee: str) -> float:
         """Seconds of the products of a fusion."""

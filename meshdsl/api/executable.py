@@ -98,7 +98,13 @@ class Executable:
         idle = idle_operations(self.program.graph, platform)
         collectives = collectives_of(self.program, solution, idle) if idle else self.plan.collectives
         flops = plan_flops(self.program, solution)
-        return ExpectedCommunication(collectives, self.plan.memory, flops, lambda: () if idle else self.plan.exposed)
+        return ExpectedCommunication(
+            collectives,
+            self.plan.memory,
+            flops,
+            lambda: () if idle else self.plan.exposed,
+            lambda: self.plan.simulated_seconds,
+        )
 
     @property
     def call(self) -> Callable[..., Any]:

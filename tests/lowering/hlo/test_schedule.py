@@ -1,11 +1,14 @@
 """What runs beside collectives, in programs cut from those of the compilers of a TPU v5e and an H100."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.hlo.parse import parse_module
-from meshdsl.lowering.hlo.schedule import scheduled_collectives
+from meshdsl.lowering.hlo.schedule import read_schedule, scheduled_collectives
+from meshdsl.lowering.hlo.traffic import moved_bytes
 
 SPEEDS = Topology("one byte per second", 16.0, 16.0, 1e9, 1e10, 0.0, (Link(0.0, 1.0),))
 MESH = Mesh(data=4, topology=SPEEDS)
@@ -142,3 +145,54 @@ def test_transfers_over_two_links_do_not():
     reduce = REDUCE.replace(ALL, "replica_groups={{0,1},{2,3}}")
     found = read(entry(*TYPED, f"{start}, {ASYNC}", reduce, GEMM, DONE, REDUCED), mesh)
     assert [covered for _, _, covered, _ in found] == [64.0, PRODUCT]
+
+
+def replay(*lines, contention=0.0):
+    speeds = replace(SPEEDS, contention=contention)
+    return read_schedule(parse_module(entry(*TYPED, *lines, parts=PARTS + LOOP)), Mesh(data=4, topology=speeds))
+
+
+def test_a_replayed_schedule_waits_for_what_is_not_beside_products():
+    def close(seconds):
+        return pytest.approx(seconds, abs=1e-5)  # memory is fast here
+
+    assert replay(f"{START}, {ASYNC}", GEMM, DONE).seconds == close(max(GATHERED, PRODUCT))
+    assert replay(f"{START}, {SYNC}", GEMM, DONE).seconds == close(GATHERED + PRODUCT)
+    assert replay(f"{START}, {ASYNC}", REDUCE, GEMM, DONE, REDUCED).seconds == close(3 * GATHERED)  # over one link
+    assert replay(WHILE).seconds == close(5 * (max(GATHERED, PRODUCT) + PRODUCT))
+    assert replay(WHILE).computing == close(10 * PRODUCT)
+    assert replay(f"{START}, {ASYNC}", GEMM, DONE, contention=1.0).seconds == close(GATHERED + PRODUCT - GATHERED / 2)
+
+
+FUSED = """
+%slice (s: f32[9,8], i: s32[]) -> f32[1,8] {
+  %s = f32[9,8]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %d = f32[1,8]{1,0} dynamic-slice(%s, %i, %z), dynamic_slice_sizes={1,8}
+  ROOT %n = f32[1,8]{1,0} negate(%d)
+}
+
+%update (s: f32[9,8], x: f32[1,8], i: s32[]) -> f32[9,8] {
+  %s = f32[9,8]{1,0} parameter(0)
+  %x = f32[1,8]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %z = s32[] constant(0)
+  ROOT %u = f32[9,8]{1,0} dynamic-update-slice(%s, %x, %i, %z)
+}
+"""
+ROW = 8 * 4
+
+
+@pytest.mark.parametrize("line, moved", [
+    ("%f = f32[1,8]{1,0} fusion(%s, %i), kind=kLoop, calls=%slice", 2 * ROW + 4),
+    ("%f = f32[9,8]{1,0} fusion(%s, %x, %i), kind=kLoop, calls=%update", 3 * ROW + 4),
+    ("%f = f32[9,8]{1,0} add(%s, %s)", 18 * ROW),
+    ("%f = f32[9,8]{1,0} bitcast(%s)", 0),
+    ("%f = f32[9,8]{1,0} all-gather-done(%s)", 0),
+])  # fmt: skip
+def test_bytes_that_instructions_read_and_write(line, moved):
+    given = ("%s = f32[9,8]{1,0} parameter(0)", "%x = f32[1,8]{1,0} parameter(1)", "%i = s32[] parameter(2)")
+    module = parse_module(entry(*given, line, parts=FUSED))
+    lines = {each.name: each for each in module.computations[module.entry]}
+    assert moved_bytes(lines["f"], lines, module) == moved
