@@ -38,7 +38,7 @@ _PRICED_AS = {"collective-broadcast": "collective-permute"}  # one block over on
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RunSchedule:
     """What a program does in the order in which a device runs it.
 
     Args:
@@ -79,10 +79,10 @@ def scheduled_collectives(module: Module, mesh: Mesh) -> tuple[ScheduledCollecti
     return read_schedule(module, mesh).collectives
 
 
-def read_schedule(module: Module, mesh: Mesh) -> Schedule:
+def read_schedule(module: Module, mesh: Mesh) -> RunSchedule:
     """Returns what a scheduled program does, loops counted; those of unknown length run once."""
     run = _Schedule(module, mesh).of(module.entry)
-    return Schedule(run.collectives, run.seconds, run.computing)
+    return RunSchedule(run.collectives, run.seconds, run.computing)
 
 
 def collective_seconds(found: CompiledCollective, mesh: Mesh) -> float:
