@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.lowering.hlo.parse import Instruction, Module, members
+from meshdsl.lowering.hlo.parse import Instruction, Module, arrays, members
 from meshdsl.lowering.simulation.numbers import Array, Numbers
-from meshdsl.lowering.simulation.operation import Operation, Unreadable
+from meshdsl.lowering.simulation.operation import Operation, Unreadable, kind_of
 
 Value = Any  # an array of all devices, a tuple of values, or Unfollowed
 Function = Callable[..., Value]
@@ -208,9 +208,15 @@ class Devices:
         lines = {line.name: line for line in self.module.computations[name]}
 
         def origin(at: str) -> str:
-            while lines[at].opcode in ("copy", "bitcast"):
+            while lines[at].opcode in ("copy", "bitcast") or is_widened(lines[at]):
                 at = lines[at].operands[0]
             return at
+
+        def is_widened(line: Instruction) -> bool:  # numbers are not rounded, so short floats are wide ones
+            return line.opcode == "convert" and {kind(line), kind(lines[line.operands[0]])} == {"float"}
+
+        def kind(line: Instruction) -> str:
+            return kind_of(arrays(line.type)[0].dtype)
 
         root = lines[origin(self.body(name).root)]
         if root.opcode == "parameter":

@@ -166,6 +166,13 @@ def test_not_a_number_is_sorted_to_the_end():
     assert md.inspect(step, *args).check().agreeing == ("the result",)
 
 
+def test_many_short_floats_are_added_at_indices():
+    """The compiler of CPUs widens them, adds, and shortens the sum."""
+    step = jax.jit(lambda x, i: jnp.zeros((16, 4), x.dtype).at[i].add(x))
+    args = shape((2048, 4), "x", dtype=jnp.bfloat16), shape((2048,), "x", dtype=jnp.int32)
+    assert md.inspect(step, *args).check().agreeing == ("the result",)
+
+
 def test_sums_that_cancel():
     """What is left of them is rounding errors, which differ."""
     step = jax.jit(lambda x: jnp.einsum("bm,pq->b", x - x.mean(-1, keepdims=True), x - x.mean(-1, keepdims=True)))
