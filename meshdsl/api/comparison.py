@@ -260,6 +260,8 @@ class PlanComparison:
         }
 
         def place(source: Source, aval: Any) -> NamedSharding | None:
+            if source.file and source.file not in self._names.files:
+                return None  # the plan has nothing of this file
             kind = self._names.of(source), str(getattr(aval, "dtype", "")), getattr(aval, "shape", ())
             return places.get(kind)
 
@@ -298,7 +300,7 @@ class PlanComparison:
     def _can_be_compiled(self) -> bool:
         """Whether constraints on the plan's axes can be written into the step."""
         mesh = self._step.mesh
-        return AxisType.Explicit not in mesh.axis_types and set(mesh.axis_names) == set(self.plan.mesh.names)
+        return AxisType.Explicit not in mesh.axis_types and set(mesh.axis_names) >= set(self.plan.mesh.names)
 
     def _compiled_bytes(self, jaxpr: ClosedJaxpr, ins: Sequence[Any], outs: Sequence[Any]) -> int | None:
         """The bytes that XLA's partitioner sends for a step between these ends; None if it fails."""

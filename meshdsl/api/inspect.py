@@ -357,7 +357,8 @@ def inspect(
         ``with_sharding_constraint``, explicit axes, ``jax.shard_map``.
       *args: its arguments: placed arrays, or ``jax.ShapeDtypeStruct`` with shardings; keywords as well. Nothing is run
         or donated.
-      mesh: names the axes; default is the mesh of the program's inputs and outputs.
+      mesh: names the axes; default is the mesh of the program's inputs and outputs, its axes of one device left out
+        where no ``jax.shard_map`` names them.
       topology: that seconds are predicted for; default is that of the target, or of the devices at hand.
       target: absent devices to compile for in place of those of the mesh, such as ``"tpu-v5e:2x4"`` or
         ``"dgx-h100:8"``; as many (virtual CPU devices will do). Meshes inside the step are replaced by one of them.
@@ -384,7 +385,10 @@ def inspect(
     if topology is None and absent is not None:
         topology = absent.preset
     if topology is not None or not over.states_topology:
-        over = Mesh(topology=topology or topology_at_hand(over).topology, **over.sizes_by_name)
+        sizes = over.sizes_by_name  # axes of one device name nothing that is sent, and each makes planning longer
+        if mesh is None and not traced.has_shard_map:
+            sizes = {name: size for name, size in sizes.items() if size > 1} or sizes
+        over = Mesh(topology=topology or topology_at_hand(over).topology, **sizes)
     if over.size != traced.size:
         raise ArgumentError(f"mesh={over} has {over.size} devices, and {traced.name} runs on {traced.size}")
     if absent is None:

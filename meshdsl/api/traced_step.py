@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Jaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 from jax.tree_util import keystr, tree_leaves_with_path
@@ -23,10 +23,15 @@ from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
 from meshdsl.pins import AS_GIVEN
 from meshdsl.plan.types import Array
 from meshdsl.shardings import axes_of, stated_layout
+from meshdsl.trace.read_jaxpr import inner_jaxprs
 
 
 class OneDeviceError(ArgumentError):
     """A function runs on one device, so that there is nothing to inspect."""
+
+
+def _has_shard_map(jaxpr: Jaxpr) -> bool:
+    return any(eqn.primitive.name == "shard_map" or any(map(_has_shard_map, inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +91,11 @@ class TracedStep:
                 "its arguments by jax.device_put(x, NamedSharding(mesh, spec)), or state in_shardings="
             )
         return meshes[0]
+
+    @property
+    def has_shard_map(self) -> bool:
+        """Whether parts of it are for one device, which name axes of the mesh."""
+        return _has_shard_map(self.traced.jaxpr.jaxpr)
 
     @property
     def size(self) -> int:

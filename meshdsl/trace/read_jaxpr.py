@@ -91,7 +91,7 @@ def _is_identity(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr returns its inputs, at most through calls that do."""
     same: dict[Any, Any] = {}
     for eqn in jaxpr.eqns:
-        called = list(_inside(eqn))
+        called = list(inner_jaxprs(eqn))
         if len(called) != 1 or not _is_identity(called[0]):
             return False
         read = [x if isinstance(x, JaxLiteral) else same.get(x, x) for x in eqn.invars]
@@ -101,10 +101,11 @@ def _is_identity(jaxpr: Jaxpr) -> bool:
 
 def _binds(jaxpr: Jaxpr, primitive: Any) -> bool:
     """Whether a jaxpr binds the primitive, at any depth."""
-    return any(eqn.primitive is primitive or any(_binds(j, primitive) for j in _inside(eqn)) for eqn in jaxpr.eqns)
+    return any(eqn.primitive is primitive or any(_binds(j, primitive) for j in inner_jaxprs(eqn)) for eqn in jaxpr.eqns)
 
 
-def _inside(eqn: JaxprEqn) -> Iterable[Jaxpr]:
+def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """Returns the jaxprs that an equation calls."""
     for x in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr | Jaxpr)):
         if isinstance(x, ClosedJaxpr | Jaxpr):
             yield x.jaxpr if isinstance(x, ClosedJaxpr) else x

@@ -81,7 +81,11 @@ def test_beside_the_best_plan(inspected):
 
 
 def test_constraints_that_help():
+    elsewhere = {}  # in a file of which the plan has nothing
+    exec(compile("def unused(x):\n    return x * 2\n", "unused.py", "exec"), elsewhere)
+
     def attention(q, k, v):
+        elsewhere["unused"](q)
         q, k, v = (x.reshape(*x.shape[:2], 8, 8) for x in (q, k, v))
         return jax.nn.dot_product_attention(q, k, v, is_causal=True).sum()
 
@@ -238,6 +242,15 @@ def test_shard_map():
     assert [(c.kind, c.axes, c.bytes) for c in found.collectives] == [
         ("all-reduce", ("data", "model"), 16 * 4 * 7 // 4)
     ]
+
+
+def test_axes_of_one_device_are_left_out_unless_a_shard_map_names_them():
+    mesh = jax.make_mesh((1, 8), ("stage", "data"), axis_types=(AxisType.Auto,) * 2)
+    x, spec = shape((16, 8), ("stage", "data"), mesh=mesh), PartitionSpec(("stage", "data"))
+    found = md.inspect(jax.jit(lambda x: jnp.tanh(x).sum(0)), x)
+    assert found.mesh.names == ("data",) and found.compare().plan.mesh.names == ("data",)
+    mapped = jax.shard_map(lambda x: jnp.tanh(x), mesh=mesh, in_specs=spec, out_specs=spec)
+    assert md.inspect(jax.jit(mapped), x).mesh.names == ("stage", "data")
 
 
 def test_constraints_are_written_into_the_step_as_it_is():
