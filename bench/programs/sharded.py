@@ -6,6 +6,7 @@ there, where the author's mesh and rules are in effect.
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,6 +14,8 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import yaml
+from jax.sharding import AxisType
 from ml_collections import ConfigDict
 
 from bench.programs.adapter import Adapter
@@ -150,4 +153,86 @@ BIG_VISION = Adapter(
     _big_vision,
     "ViT-S/16, 1024 images of 224 x 224",
     stubs=("clu", "tensorflow", "tensorflow_datasets", "big_vision.input_pipeline", "big_vision.evaluators"),
+)
+
+
+class _Configs:
+    """A stand-in for ``omegaconf``, of which the program reads, merges and converts trees of options."""
+
+    @staticmethod
+    def load(path: Any) -> dict[str, Any]:
+        """Returns the options of a file."""
+        options: dict[str, Any] = yaml.safe_load(Path(path).read_text())
+        return options
+
+    @staticmethod
+    def create(options: Any) -> dict[str, Any]:
+        """Returns options."""
+        return dict(options)
+
+    @staticmethod
+    def from_cli(options: Any) -> dict[str, Any]:
+        """Returns the options of ``name=value``."""
+        return {name: yaml.safe_load(value) for name, _, value in (option.partition("=") for option in options)}
+
+    @staticmethod
+    def merge(*parts: Any) -> dict[str, Any]:
+        """Returns all options, the last of a name."""
+        return {name: value for part in parts for name, value in part.items()}
+
+    @staticmethod
+    def to_container(options: Any, resolve: bool) -> Any:
+        """Returns options."""
+        return options
+
+
+def _maxtext(size: str, use: Use) -> Any:
+    """``train_step`` of ``base.yml``, its logical axes over fsdp and tensor, as it is compiled ahead of time."""
+    options = {"ici_fsdp_parallelism": 4, "ici_tensor_parallelism": 2, "hardware": "cpu", "attention": "dot_product"}
+    options |= {"run_name": "inspected", "base_output_directory": ".", "dataset_type": "synthetic"}
+    options |= {"enable_checkpointing": False, "enable_goodput_recording": False, "per_device_batch_size": 1}
+    options |= {"skip_jax_distributed_system": True, "sharding_tolerance": 1.0, "log_config": False}
+    if size == "small":
+        options |= {"base_emb_dim": 128, "base_num_query_heads": 4, "base_num_kv_heads": 4, "base_mlp_dim": 512}
+        options |= {"base_num_decoder_layers": 2, "head_dim": 32, "vocab_size": 512, "max_target_length": 64}
+    stand_in = SimpleNamespace(OmegaConf=_Configs, DictConfig=dict)
+    with mock.patch.dict("sys.modules", {"omegaconf": stand_in}), mock.patch.dict("os.environ", DECOUPLE_GCLOUD="TRUE"):
+        from maxtext.trainers.pre_train import train_compile
+
+        def mesh(config: Any) -> Any:
+            devices = train_compile.maxtext_utils.create_device_mesh(config)
+            return jax.sharding.Mesh(devices, config.mesh_axes, axis_types=(AxisType.Auto,) * devices.ndim)
+
+        def compiled(step: Any, args: Any, _: Any, mesh: Any, inputs: Any, outputs: Any, static: Any, donated: Any,
+                     config: Any, rules: Any) -> Any:  # fmt: skip
+            with jax.set_mesh(mesh), rules:
+                jitted = jax.jit(
+                    step, in_shardings=inputs, out_shardings=outputs, static_argnums=static, donate_argnums=donated
+                )
+                made.append(use(jitted, args))
+
+        made: list[Any] = []
+        configs = Path(train_compile.pyconfig.__file__).parent
+        words = ["train_compile", str(configs / "base.yml"), *(f"{name}={value}" for name, value in options.items())]
+        with ExitStack() as patches:
+            patches.enter_context(mock.patch.object(train_compile, "validate_config"))  # which wants absent devices
+            patches.enter_context(mock.patch.object(train_compile, "get_topology_mesh", mesh))
+            patches.enter_context(mock.patch.object(train_compile, "jit_and_compile", compiled))
+            train_compile.is_oom(words)
+        return made[0]
+
+
+MAXTEXT = Adapter(
+    "MaxText: its decoder of base.yml, logical axes over fsdp and tensor",
+    "AI-Hypercomputer/maxtext",
+    "e591f30cbbf217ed67ef71263ec0538239f9c3b8",
+    _maxtext,
+    "base.yml: 16 layers of 2048, 8 texts of 2048 tokens",
+    folders=("src",),
+    stubs=(
+        *("pathwaysutils", "tensorflow", "tensorflow_datasets", "tensorflow_text", "tensorboardX", "grain", "datasets"),
+        *("ml_goodput_measurement", "cloud_accelerator_diagnostics", "google.cloud", "google.api_core", "jetstream"),
+        *("sentencepiece", "tiktoken", "seqio", "psutil", "PIL", "sympy", "tokamax", "aqt", "qwix", "drjax"),
+        *("maxtext.kernels.mhc", "maxtext.common.grain_utility", "maxtext.multimodal.processor"),
+    ),
 )
