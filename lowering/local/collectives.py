@@ -160,10 +160,15 @@ def _reduce_scatter(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
 
 
 def _all_to_all(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
+    """Blocks of one dim for blocks of another.
+
+    Of concatenated arrays, one per receiver, XLA sends the arrays themselves, and fails if some are transposed (on CPU,
+    jax 0.10), so a barrier hides the operand.
+    """
     if isinstance(move.source, Partial):
         return _reduce_blocks(x, move, sizes)
     moved: jax.Array = lax.all_to_all(
-        x, move.axes, split_axis=_dim(move.target), concat_axis=_dim(move.source), tiled=True
+        lax.optimization_barrier(x), move.axes, split_axis=_dim(move.target), concat_axis=_dim(move.source), tiled=True
     )
     return moved
 
