@@ -49,7 +49,7 @@ class _Place(NamedTuple):
 
     stack: str
     start: int
-    count: int
+    matrices: int
     rows: int
     columns: int
 
@@ -69,14 +69,14 @@ class _Packing:
             sizes = prod(x.shape[stacked : stacked + rows]), prod(x.shape[stacked + rows :])
             stack = f"{min(sizes)}x{max(sizes)}"
             self.places.append(_Place(stack, counts.get(stack, 0), prod(x.shape[:stacked]), *sizes))
-            counts[stack] = self.places[-1].start + self.places[-1].count
+            counts[stack] = self.places[-1].start + self.places[-1].matrices
         self.empty = {stack: -count % multiple for stack, count in counts.items()}
 
     def pack(self, tree: Any) -> dict[str, jax.Array]:
         """Returns ``[matrices rows columns]`` by stack, the longer side last."""
         parts: dict[str, list[jax.Array]] = {stack: [] for stack in self.empty}
         for place, x in zip(self.places, jax.tree.leaves(tree), strict=True):
-            matrices = x.reshape(place.count, place.rows, place.columns)
+            matrices = x.reshape(place.matrices, place.rows, place.columns)
             parts[place.stack].append(matrices.swapaxes(1, 2) if place.is_transposed else matrices)
         for stack, count in self.empty.items():
             first = parts[stack][0]
@@ -85,12 +85,11 @@ class _Packing:
 
     def unpack(self, stacks: Mapping[str, jax.Array], tree: Any) -> Any:
         """Returns the matrices in the shapes of ``tree``."""
-        leaves, structure = jax.tree.flatten(tree)
         found = []
-        for place, x in zip(self.places, leaves, strict=True):
-            matrices = stacks[place.stack][place.start : place.start + place.count]
+        for place, x in zip(self.places, jax.tree.leaves(tree), strict=True):
+            matrices = stacks[place.stack][place.start : place.start + place.matrices]
             found.append((matrices.swapaxes(1, 2) if place.is_transposed else matrices).reshape(x.shape))
-        return structure.unflatten(found)
+        return jax.tree.unflatten(jax.tree.structure(tree), found)
 
 
 def _viewed(path: str, shape: tuple[int, ...], view: View) -> tuple[int, int]:
