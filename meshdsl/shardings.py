@@ -23,14 +23,14 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
-from meshdsl.errors import LayoutError, NotationError, first_line
+from meshdsl.errors import LayoutError, NotationError, first_line, nearest
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.machine import FoundTopology, kept_topology, topology_of_kind
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, Placement, S
 from meshdsl.layouts.topology import Topology
 
-HOST_KIND = "pinned_host"  # jax's name for the host's memory
+HOST_KIND, DEVICE_KIND = "pinned_host", "device"  # jax's names for the host's memory and the device's
 Stated = Layout | str | NamedSharding | PartitionSpec  # a layout as users state it
 StatedTree = Stated | Mapping[str, Any] | Sequence[Any]  # or a pytree of layouts
 StatedMesh = Mesh | JaxMesh | AbstractMesh | str  # a mesh as users state it
@@ -90,14 +90,14 @@ def pin_of(stated: Stated, axes: Iterable[str]) -> Layout | str:
     """Returns a layout, or its text, as it is, and a sharding as a pin on a mesh with these axes.
 
     Raises:
-      NotationError: it leaves some dims unconstrained and others whole, which a pin cannot say, or names an axis twice.
+      NotationError: it leaves some dims unconstrained and others whole, which a pin cannot say, or names an axis twice,
+        or a memory that plans do not know.
     """
     if not isinstance(stated, NamedSharding | PartitionSpec):
         return stated
     spec = stated if isinstance(stated, PartitionSpec) else stated.spec
     placed = _placements(spec)
-    on_host = isinstance(stated, NamedSharding) and stated.memory_kind == HOST_KIND
-    memory = "host" if on_host else ""
+    memory = memory_of(stated)
     if PartitionSpec.UNCONSTRAINED not in spec.partitions:
         return Layout(**placed, **{axis: B for axis in axes if axis not in placed}).within(memory)
     whole = [dim for dim, entry in enumerate(spec.partitions) if entry is None]
@@ -109,6 +109,19 @@ def pin_of(stated: Stated, axes: Iterable[str]) -> Layout | str:
             f"fixes, as in {text!r}, or leave all other dims UNCONSTRAINED"
         )
     return Layout(**placed).within(memory)
+
+
+def memory_of(stated: Any) -> str:
+    """Returns the memory that a sharding of jax names, as layouts do: ``"host"``, or ``""`` for the device's.
+
+    Raises:
+      NotationError: it is another one.
+    """
+    kind = getattr(stated, "memory_kind", None)
+    if kind in (None, DEVICE_KIND, HOST_KIND):
+        return "host" if kind == HOST_KIND else ""
+    near = nearest(kind, (HOST_KIND, DEVICE_KIND))
+    raise NotationError(f"memory_kind={kind!r} is not {HOST_KIND!r} (@host) or {DEVICE_KIND!r}{near}")
 
 
 def axes_of(stated: Stated) -> tuple[str, ...]:

@@ -5,15 +5,17 @@ such as the state of an optimizer, wait in the host's memory (``meshdsl.ir.host`
 
 1. The fastest plan that keeps everything on the device, whatever its memory, says where its memory is fullest, which
    inputs are not needed there, and what each holds on a device. If that plan fits, nothing moves.
-2. Inputs are moved in the order of the seconds of transfers per byte that is saved there. Every number of them is a
-   choice; the first that is planned is the smallest that saves as many bytes as the plan exceeds the limit by.
-3. More are moved until a plan fits, then more and fewer as long as plans get faster.
+2. Inputs are moved in the order of the seconds of transfers per byte that is saved there; those that save nothing
+   there come last, since plans within the limit may be fullest elsewhere. Every number of them is a choice; the first
+   that is planned is the smallest that saves as many bytes as the plan exceeds the limit by.
+3. More are moved until a plan fits, then more and fewer as long as plans get faster. Where none fits, the inputs that
+   save nothing are moved too, then few inputs one by one.
 
 The fastest of all plans is taken, that which moves nothing among them.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, prod
@@ -58,7 +60,7 @@ class _Candidate(NamedTuple):
 
     Args:
       input, output: its position, and that of the result that replaces it, if any does.
-      saved: bytes that the device holds less where its memory is fullest.
+      saved: bytes that the device may hold less where its memory is fullest.
       bytes: of the host's memory, per device.
       seconds: of transfers per step.
     """
@@ -75,7 +77,7 @@ class HostCosts:
     """What moving inputs saves and costs, under the layouts of one plan.
 
     Args:
-      candidates: the inputs, those first that take the fewest seconds per byte.
+      candidates: the inputs, those first that take the fewest seconds per byte, those last that save nothing.
       excess: bytes by which the plan exceeds the limit.
     """
 
@@ -93,12 +95,24 @@ class HostCosts:
         readers, makers, topology = consumers(graph), producers(graph), s.mesh.topology
         replaced = {i: j for j, i in enumerate(pins.follows) if i is not None and j not in pins.hosted_outputs}
 
-        def is_needed(x: Value) -> bool:
-            """Whether a value is on the device at the peak although it comes from the host, or goes there."""
+        def life(x: Value) -> tuple[int, int] | None:
+            """First and last position at which a value is on the device that comes from the host, or goes there."""
             read = [position[op.id] for op in readers.get(x.id, ()) if op is not graph.ops[-1]]
             made = [position[makers[x.id].id]] if x.id in makers else []
             at = [*made, *read]
-            return bool(at) and min(at) <= position[peak.id] <= max(at)
+            return (min(at), max(at)) if at else None
+
+        def copies_at_peak(x: Value, result: Value | None, is_donated: bool) -> tuple[int, int]:
+            """How many buffers an input and the result that replaces it have at the peak, now and if they are moved.
+
+            What the step may not overwrite is copied where a loop carries it or an update replaces it; what comes from
+            the host is not, if it is read for the last time there.
+            """
+            at, read, made = position[peak.id], life(x), life(result) if result is not None else None
+            is_read = read is not None and read[0] <= at and (at <= read[1] if is_donated else at < read[1])
+            is_made = made is not None and made[0] <= at
+            before = 1 if is_donated else 1 + is_made
+            return before, int(is_read or (is_made and made is not None and at <= made[1]))
 
         def candidate(i: int, x: Value) -> _Candidate:
             j = replaced.get(i)
@@ -107,25 +121,26 @@ class HostCosts:
             seconds = size / topology.host_load + topology.overhead
             if result is not None:
                 seconds += size / topology.host_store + topology.overhead
-            needed = is_needed(x) or (isinstance(result, Value) and result is not x and is_needed(result))
+            made = result if isinstance(result, Value) and result is not x else None
+            before, after = copies_at_peak(x, made, i in pins.donated)
             copies = 1 if result is None or i in pins.donated else 2
-            return _Candidate(i, j, 0 if needed else size, size * copies, seconds)
+            return _Candidate(i, j, size * (before - after), size * copies, seconds)
 
         stay = pins.hosted | pins.on_device
         possible = (candidate(i, x) for i, x in enumerate(graph.inputs) if i not in stay and 0 not in x.shape)
         useful = sorted(
-            (each for each in possible if each.saved), key=lambda x: (x.seconds / x.saved, -x.saved, x.input)
+            (each for each in possible if each.bytes),
+            key=lambda x: (x.seconds / x.saved if x.saved else inf, -x.bytes, x.input),
         )
         room = topology.host_memory - sum(candidate(i, graph.inputs[i]).bytes for i in pins.hosted)
         sizes = accumulate(each.bytes for each in useful)
         fitting = tuple(each for each, size in zip(useful, sizes, strict=True) if size <= room)
         return HostCosts(fitting, found.peak.bytes - limit)
 
-    def choice(self, count: int) -> HostChoice:
-        """Returns the first candidates."""
-        chosen = self.candidates[:count]
-        outputs = (each.output for each in chosen if each.output is not None)
-        return HostChoice(frozenset(each.input for each in chosen), frozenset(outputs))
+
+def _choice(moved: Sequence[_Candidate]) -> HostChoice:
+    outputs = (each.output for each in moved if each.output is not None)
+    return HostChoice(frozenset(each.input for each in moved), frozenset(outputs))
 
 
 P = TypeVar("P", bound=Planned)
@@ -134,27 +149,31 @@ P = TypeVar("P", bound=Planned)
 def plan_hosting(costs: HostCosts, attempt: Callable[[HostChoice], P], clock: Deadline) -> P | None:
     """Returns the fastest plan found that moves inputs; None if there is none to move.
 
-    If none fits, the one that moves most is returned.
+    If none fits, the one that needs the least memory is returned.
 
     Args:
       attempt: plans the program under a choice, within the limit.
       clock: after which only the last choice is planned, unless one fits.
     """
-    tried, last = dict[int, P](), len(costs.candidates)
+    candidates, tried = costs.candidates, dict[int, P]()
+    last = len(candidates)
     if not last:
         return None
 
     def at(count: int) -> P:
         if count not in tried:
-            tried[count] = attempt(costs.choice(count))
+            tried[count] = attempt(_choice(candidates[:count]))
         return tried[count]
 
-    saved = list(accumulate(each.saved for each in costs.candidates))
-    best = last if clock.expired() else min(bisect_left(saved, costs.excess) + 1, last)
+    saved = list(accumulate(each.saved for each in candidates))
+    sure = sum(each.saved > 0 for each in candidates) or last
+    best = last if clock.expired() else min(bisect_left(saved, costs.excess) + 1, sure)
     while at(best).seconds == inf and best < last:
-        best = last if len(tried) >= PLANS // 2 or clock.expired() else (best + last + 1) // 2
+        is_late = len(tried) >= PLANS // 2 or clock.expired()
+        best = last if best >= sure else sure if is_late else (best + sure + 1) // 2
     if tried[best].seconds == inf:
-        return tried[best]
+        alone = candidates if 1 < last <= PLANS - len(tried) and not clock.expired() else ()
+        return min((*tried.values(), *(attempt(_choice([each])) for each in alone)), key=by_need)
     step = max(1, best // 2)
     while len(tried) < PLANS and not clock.expired():
         around = [n for n in (best - step, best + step) if 1 <= n <= last and n not in tried]
@@ -165,3 +184,8 @@ def plan_hosting(costs: HostCosts, attempt: Callable[[HostChoice], P], clock: De
                 break
             step //= 2
     return tried[best]
+
+
+def by_need(planned: Planned) -> tuple[float, float]:
+    """Returns what decides between plans: their seconds, or the least memory found where none fits."""
+    return planned.seconds, planned.least

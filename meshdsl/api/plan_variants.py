@@ -24,7 +24,7 @@ from functools import partial
 from math import inf
 
 from meshdsl.api.buckets import plan_with_buckets
-from meshdsl.api.host import HostChoice, HostCosts, Hosting, plan_hosting
+from meshdsl.api.host import HostChoice, HostCosts, Hosting, by_need, plan_hosting
 from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
 from meshdsl.api.remat import Remat, ResidualCosts, plan_recomputing
@@ -172,7 +172,7 @@ def plan_best_variant(
             both = _recomputing(moved, mesh, user_pins, limit, clock, limits) if moved else None
             best, remarks = _with_or_without(best, again and again.polished(start), clock)
             notes += remarks
-            moved = min((each for each in (moved, both) if each), key=_by_worth, default=None)
+            moved = min((each for each in (moved, both) if each), key=by_need, default=None)
         notes = [*program.notes, *notes]
         if host:
             finish = partial(_finish, overlap=overlap, start=start)
@@ -248,25 +248,22 @@ def _hosting(best: "Variant", mesh: Mesh, limit: float, clock: Deadline, limits:
         free, kept = solve(program, mesh, pins, inf, clock, limits), None
     quick = replace(_briefly(limits), memory_branch_boxes_smallest=0)
 
-    def attempt(choice: HostChoice) -> Variant:
+    def attempt(choice: HostChoice, limits: SearchLimits = quick) -> Variant:
         made = keep_on_host(program, choice.inputs, choice.outputs, pins.follows)
         with_host = replace(
             pins, hosted=pins.hosted | choice.inputs, hosted_outputs=pins.hosted_outputs | choice.outputs
         )
         try:
-            outcome: SearchResult | MemoryLimitError = solve(made, mesh, with_host, limit, clock, quick)
+            outcome: SearchResult | MemoryLimitError = solve(made, mesh, with_host, limit, clock, limits)
         except MemoryLimitError as error:
             outcome = error
         known = Hosting(choice, (free.peak.bytes, free.seconds), kept)
         return replace(best, program=made, pins=with_host, outcome=outcome, hosting=known)
 
-    return plan_hosting(HostCosts.of(free, pins, limit), attempt, clock)
-
-
-def _by_worth(variant: "Variant") -> tuple[float, float]:
-    """Return what decides between variants: their seconds, or the least memory found where none fits."""
-    found = variant.outcome
-    return variant.seconds, found.least or inf if isinstance(found, MemoryLimitError) else 0.0
+    moved = plan_hosting(HostCosts.of(free, pins, limit), attempt, clock)
+    if moved and moved.hosting and best.seconds == moved.seconds == inf:  # how much it would take
+        return attempt(moved.hosting.choice, _briefly(limits))
+    return moved
 
 
 def _moved_or_not(
@@ -293,7 +290,7 @@ def _moved_or_not(
     count = len(moved.hosting.choice.inputs) if moved.hosting else 0
     moving = "1 input" if count == 1 else f"{count} inputs"
     if isinstance(moved.outcome, MemoryLimitError):
-        if isinstance(best.outcome, MemoryLimitError) and _by_worth(moved) < _by_worth(best):
+        if isinstance(best.outcome, MemoryLimitError) and by_need(moved) < by_need(best):
             again = " and activations computed again (remat='auto')" if moved.remat else ""
             text = f"that is with {moving} in the host's memory (host='auto'){again}; a plan without needs more"
             error = MemoryLimitError("\n".join((str(moved.outcome), text)))
@@ -430,6 +427,11 @@ class Variant:
     def spare(self) -> float:
         """Bytes that the plan leaves of the limit."""
         return self.outcome.limit - self.outcome.peak.bytes if isinstance(self.outcome, SearchResult) else -inf
+
+    @property
+    def least(self) -> float:
+        """The least bytes found if none fits; infinite if they are not known."""
+        return (self.outcome.least or inf) if isinstance(self.outcome, MemoryLimitError) else 0.0
 
     def polished(self, start: Submit) -> "Variant":
         """Return the variant with the same or a better plan."""

@@ -230,6 +230,11 @@ class Planned(Protocol):
         """Bytes that the plan leaves of the limit."""
         ...
 
+    @property
+    def least(self) -> float:
+        """The least bytes found if none fits; infinite if they are not known."""
+        ...
+
 
 P = TypeVar("P", bound=Planned)
 

@@ -22,7 +22,7 @@ from meshdsl.layouts.placement import B
 from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
 from meshdsl.pins import AS_GIVEN
 from meshdsl.plan.types import Array
-from meshdsl.shardings import axes_of, stated_layout
+from meshdsl.shardings import HOST_KIND, axes_of, stated_layout
 from meshdsl.trace.read_jaxpr import inner_jaxprs
 
 
@@ -146,7 +146,9 @@ class TracedStep:
             stated = stated_layout(at, len(x.shape)) if isinstance(at, NamedSharding) else None
             known = stated[0] if stated and set(at.mesh.axis_names) == set(mesh.names) else Layout()
             order = [*known.axes, *(axis for axis in mesh.names if axis not in known.axes)]
-            return Array(path, tuple(x.shape), str(x.dtype), Layout(**{axis: known.on(axis) or B for axis in order}))
+            layout = Layout(**{axis: known.on(axis) or B for axis in order})
+            memory = "host" if getattr(at, "memory_kind", None) == HOST_KIND else ""
+            return Array(path, tuple(x.shape), str(x.dtype), layout.within(memory))
 
         inputs = [
             array("/".join(filter(None, (name, keystr(path, simple=True, separator="/")))), x, x.sharding)
@@ -185,7 +187,8 @@ def _on_devices(arguments: Any) -> Any:
             )
         devices = np.array(here[: mesh.size]).reshape(mesh.axis_sizes)
         there = JaxMesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(there, at.spec), weak_type=x.weak_type)
+        placed = NamedSharding(there, at.spec, memory_kind=at.memory_kind)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed, weak_type=x.weak_type)
 
     found = any(map(is_abstract, jax.tree.leaves(arguments)))
     return jax.tree.map(placed, arguments) if found else arguments  # objects stay the same ones

@@ -27,7 +27,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Split
 from meshdsl.nd.named_array import NamedArray
 from meshdsl.primitives.constrain import bind_constrain
-from meshdsl.shardings import Stated, stated_layout
+from meshdsl.shardings import Stated, memory_of, stated_layout
 from meshdsl.util.paths import join_path
 
 T = TypeVar("T")
@@ -80,7 +80,8 @@ def _stated(x: Any, wanted: Layout | NamedSharding | PartitionSpec) -> tuple[Lay
         return wanted, ()
     found = stated_layout(wanted, len(x.dims) if _is_named(x) else jax.numpy.ndim(x))
     assert found is not None, "its axes have names"
-    return found
+    layout, closed = found
+    return layout.within(memory_of(wanted)), closed
 
 
 def _is_named(x: Any) -> bool:

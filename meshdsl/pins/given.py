@@ -16,10 +16,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from meshdsl.errors import PinError, faults, shortened
+from meshdsl.errors import NotationError, PinError, faults, shortened
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.shardings import HOST_KIND, stated_layout
+from meshdsl.shardings import memory_of, stated_layout
 
 AS_GIVEN = "as-given"
 _SHOWN = 8  # faults that are listed
@@ -92,7 +92,11 @@ def _given(path: str, x: Any, mesh: Mesh, rows: list[str]) -> Layout | None:
     if layout.partial():
         rows.append(f"{path}: is partial over {', '.join(layout.partial())}; only S and B cross the boundary of a step")
         return None
-    memory = "host" if at.memory_kind == HOST_KIND else ""
+    try:
+        memory = memory_of(at)
+    except NotationError as error:
+        rows.append(f"{path}: {error}")
+        return None
     return Layout(**{axis: placed for axis, placed in layout.placements if axis in mesh.names}).within(memory)
 
 

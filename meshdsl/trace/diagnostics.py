@@ -89,6 +89,9 @@ def _called_with(paths: Sequence[str], leaves: Sequence[Any]) -> str:
 # Remarks for the reader of the plan on code without effect.
 
 
+_HOST_REMEDY = "inside a step no value is in the host's memory; '@host' in layouts= and outputs= keeps ends of it there"
+
+
 def note_constraints(read: Graph, traced: Graph, graph: Graph) -> tuple[list[str], list[str]]:
     """Returns one line per place where a layout constraint is ignored, and per place where it has no effect.
 
@@ -99,9 +102,12 @@ def note_constraints(read: Graph, traced: Graph, graph: Graph) -> tuple[list[str
     """
     kept, left = _constraints(traced), _constraints(graph)
     dropped = [place for place in _constraints(read) if place not in kept]
-    nameless = _sources(op for _, op in walk(traced) if op.name in PLACING)
+    placing = [op for _, op in walk(traced) if op.name in PLACING]
+    nameless = _sources(op for op in placing if not op.params.get("memory"))
+    unmoved = _sources(op for op in placing if op.params.get("memory"))
     ignored = [f"{name} at {at} is ignored, as constraints='ignore' says" for at, name in dropped]
     ignored += [f"{name} at {at} is ignored: its sharding names no mesh axes" for at, name in nameless]
+    ignored += [f"{name} at {at} leaves its operand on the device: {_HOST_REMEDY}" for at, name in unmoved]
     return ignored, [
         f"{name} at {at} has no effect: nothing reads its result" for at, name in kept if (at, name) not in left
     ]

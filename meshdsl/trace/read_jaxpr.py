@@ -31,7 +31,7 @@ from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
 from meshdsl.ir.rewrite import broadcast_params
 from meshdsl.primitives.constrain import constrain_p, stated_params
 from meshdsl.rules import RULES
-from meshdsl.shardings import stated_layout
+from meshdsl.shardings import DEVICE_KIND, stated_layout
 from meshdsl.trace.composites import IMPLEMENTATIONS
 from meshdsl.trace.platforms import PLATFORMS, branch_of
 from meshdsl.trace.shardings import type_of_result, without_empty_types
@@ -445,14 +445,18 @@ def _stated(site: CallSite) -> Sequence[Atom]:
 
 
 def _constrained(site: CallSite, x: Atom, sharding: Any, by: str, is_type: bool = False) -> Atom:
-    """The value under the sharding that an equation states; without a name of an axis, the equation is kept."""
+    """The value under the sharding that an equation states; it is kept without a name of an axis, or with a memory."""
     found = stated_layout(sharding, len(x.shape), is_type)
     is_cotangent = "transpose(" in site.place.scope and REMATTED not in site.place.scope
-    if sharding is None or not x.shape or not isinstance(x, Value) or is_cotangent:
+    is_left = getattr(sharding, "memory_kind", None) not in (None, DEVICE_KIND) or sharding is jax.memory.Space.Host
+    is_here = sharding is None or sharding is jax.memory.Space.Device
+    if is_here or not x.shape or not isinstance(x, Value) or is_cotangent:
         return x
+    if is_left or found is None:
+        params = {"memory": "host"} if is_left else {}
+        x = site.emit(site.eqn.primitive.name, (x,), (x,), primitive=site.eqn.primitive, params=params)[0]
     if found is None:
-        made = site.emit(site.eqn.primitive.name, (x,), (x,), primitive=site.eqn.primitive, params={})
-        return made[0]
+        return x
     layout, closed = found
     if is_type and not layout.placements:
         return x

@@ -113,6 +113,47 @@ def test_a_sharding_of_jax_states_the_memory_too():
     assert plan.layout("state/0/mu/w0") == md.Layout.parse("data=B model=S(0) @host")
 
 
+AT = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
+
+
+def test_memories_that_plans_do_not_know_are_refused():
+    place = jax.NamedSharding(AT, jax.P("data"), memory_kind="unpinned_host")
+    fault = r"memory_kind='unpinned_host' is not 'pinned_host' \(@host\) or 'device'; did you mean 'pinned_host'"
+    with pytest.raises(md.ArgumentError, match=r"layouts\['x'\]: " + fault):
+        md.parallelize(jnp.sin, MESH, {"x": place}).plan(jnp.ones(4))
+    with pytest.raises(md.PinError, match=r"  x: " + fault):
+        md.parallelize(jnp.sin, MESH, "as-given").plan(jax.device_put(jnp.ones(4), place))
+
+
+def test_memories_stated_inside_a_step_and_constants_are_spoken_of():
+    place = jax.NamedSharding(AT, jax.P("data"), memory_kind="pinned_host")
+
+    def ends(x):
+        y = jax.device_put(x * 2, jax.memory.Space.Host)
+        z = jax.lax.with_sharding_constraint(x + 1, place)
+        return jax.device_put(y, jax.memory.Space.Device), z, 3.0
+
+    notes = md.parallelize(ends, MESH, outputs={"2": "@host"}).plan(jnp.ones((4, 4))).notes
+    first = ends.__code__.co_firstlineno
+    left = [note for note in notes if "leaves its operand on the device: inside a step no value is in the host" in note]
+    assert [note.partition(" leaves")[0] for note in left] == [
+        f"device_put at test_host_memory.py:{first + 1}",
+        f"sharding_constraint at test_host_memory.py:{first + 2}",
+    ]
+    assert "output 2 is constant and stays on the device, although '@host' is asked" in notes
+    with pytest.raises(md.PinError, match="@host: inside the step values are on the device"):
+        md.parallelize(lambda x: md.constrain(x, place), MESH).plan(jnp.ones((4, 4)))
+
+
+def test_inspections_know_the_memory_of_arguments_and_results():
+    place = jax.NamedSharding(AT, jax.P("data"), memory_kind="pinned_host")
+    later = jax.jit(lambda m: jax.device_put(m, jax.memory.Space.Device) * 2, out_shardings=place)
+    for mesh in (AT, AT.abstract_mesh):
+        at = jax.NamedSharding(mesh, jax.P("data"), memory_kind="pinned_host")
+        record = md.inspect(later, jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=at)).record
+        assert [str(x.layout) for x in (*record.inputs, *record.outputs)] == ["data=S(0) model=B @host"] * 2
+
+
 def test_results_follow_the_memory_in_a_jit_around_them():
     sharded = md.parallelize(lambda m, x: (m * 0.5 + x, x.sum()), MESH, {"m": "@host"})
     m, x = jnp.ones((8, 8)), jnp.ones((8, 8))
@@ -204,6 +245,16 @@ def test_a_limit_below_the_least_names_the_least_with_host_memory():
     with pytest.raises(md.MemoryLimitError, match=r"with \d+ inputs in the host's memory \(host='auto'\)") as error:
         planned("1MB", host="auto")
     assert error.value.least < without.value.least
+
+
+def test_inputs_that_are_read_where_memory_is_fullest_move_too_if_nothing_else_fits():
+    def forward(stack, x):
+        return jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, stack)[0]
+
+    args = jax.ShapeDtypeStruct((4, 32, 32), jnp.float32), jax.ShapeDtypeStruct((8, 32), jnp.float32)
+    hosted = md.parallelize(forward, MESH, {"**": "data=B model=B", "x": "@host"}).plan(*args)
+    chosen = md.parallelize(forward, MESH, {"**": "data=B model=B"}, memory=hosted.memory, host="auto").plan(*args)
+    assert chosen.memory <= hosted.memory and "x" in {array.path for array in chosen.host.arrays}
 
 
 def test_moved_arrays_give_the_same_numbers():
