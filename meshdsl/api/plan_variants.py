@@ -143,7 +143,12 @@ def plan_best_variant(
     unused = list(_unused_lengths(program, mesh, {**candidates, **required}, large))
     notes = [*unused, *(_required_note(best, n) for n in required), *(_untried_note(program, n) for n in untried)]
     for n in optional:
-        if n not in untried and not clock.expired():
+        if n in untried or clock.expired():
+            continue
+        saved = best.uneven_seconds(n)
+        if saved < limits.solve_variant_worth * best.seconds:
+            notes.append(_unworthy_note(program, n, saved))
+        else:
             trial = attempt({**best.sizes, n: candidates[n]})
             notes.append(_trial_note(best, trial, n))
             best = trial if trial.seconds < best.seconds else best
@@ -433,6 +438,10 @@ class Variant:
         """The least bytes found if none fits; infinite if they are not known."""
         return (self.outcome.least or inf) if isinstance(self.outcome, MemoryLimitError) else 0.0
 
+    def uneven_seconds(self, n: int) -> float:
+        """Return about the seconds that not dividing dims of a length takes; infinite if no plan fits the memory."""
+        return self.outcome.uneven_seconds(n) if isinstance(self.outcome, SearchResult) else inf
+
     def polished(self, start: Submit) -> "Variant":
         """Return the variant with the same or a better plan."""
         return replace(self, outcome=self.outcome.polish(start)) if isinstance(self.outcome, SearchResult) else self
@@ -456,6 +465,11 @@ def _required_note(variant: Variant, n: int) -> str:
 def _untried_note(program: TracedProgram, n: int) -> str:
     what = _listed(_dims(program, n)) or "a dim"
     return f"{what} ({n}) is left unpadded: every mesh axis divides it; padding it for several axes was not tried"
+
+
+def _unworthy_note(program: TracedProgram, n: int, saved: float) -> str:
+    what = _listed(_dims(program, n)) or "a dim"
+    return f"{what} ({n}) does not divide over the mesh and is left unpadded: that costs about {seconds_text(saved)}"
 
 
 def _trial_note(before: Variant, after: Variant, n: int) -> str:

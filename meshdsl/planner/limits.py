@@ -26,6 +26,7 @@ class SearchLimits:
 
     solve_small_nodes: int = 600  # nodes up to which plans over the limit get rounds, and changed pins a search
     solve_variant_operations: int = 20_000  # operations; padding for several axes is tried on steps of fewer
+    solve_variant_worth: float = 0.0  # part of a plan's seconds that padding must promise to save to be tried
     solve_replan_cost: float = 1e-2  # part of a plan's cost that refined pins may add for its bound to be good enough
 
     effort: str = PROVE  # name of the preset (``EFFORTS``) that these limits are, or are like
@@ -293,8 +294,10 @@ EFFORTS = {  # how much planning is worth, by the word that users write
     "fast": SearchLimits(
         effort="fast",
         solve_variant_operations=0,
+        solve_variant_worth=3e-2,
         worth_gap=3e-2,
         worth_work=30_000_000,
+        buckets_latencies=(0.0,),
         buckets_postponed=4,
         bounds_message_work_most=600_000_000,
         bounds_closing_work=600_000_000,
@@ -302,6 +305,7 @@ EFFORTS = {  # how much planning is worth, by the word that users write
         search_near_entries=0,
         search_pairs=False,
         search_quick_pairs=False,
+        search_tie_nodes=0,
         memory_bisections=3,
         memory_dual_steps=1,
         memory_dual_work=600_000_000,

@@ -108,6 +108,22 @@ class SearchResult:
         """Whether rounds of improvement and proof are worth their time."""
         return len(self.model.nodes) <= self.model.limits.solve_small_nodes
 
+    def uneven_seconds(self, length: int) -> float:
+        """Returns about the seconds that the plan takes because it does not divide dims of a length.
+
+        They are those of operations on such dims beyond an even division over all devices, and of resharding arrays
+        with such dims.
+        """
+        model, found = self.model, 0.0
+        nodes, reshards = self.fitter.evaluator.breakdown(self.fit.plan.rows)
+        for n, node in enumerate(model.nodes):
+            ports = [i for i, port in enumerate(node.ports, model.wiring.first_port[n]) if length in port.value.shape]
+            if ports:
+                even = model.tables[n].replicated_seconds * node.trips / model.mesh.size
+                found += max(0.0, model.scale.seconds(float(nodes[n])) - even)
+                found += model.scale.seconds(float(reshards[ports].sum()))
+        return found
+
     def __repr__(self) -> str:
         free = f"{self.model.scale.seconds(self.fit.free.cost):.6g} s without limit"
         return f"SearchResult({self.seconds:.6g} s, {self.peak.bytes} of {self.limit:.0f} bytes; {free})"
