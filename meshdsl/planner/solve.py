@@ -14,6 +14,7 @@ reshards that are cheaper because they overlap with compute (``with_overlap``) o
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -167,6 +168,10 @@ class SearchResult:
 
     def unproved_solution(self) -> Solution:
         """Returns the plan with a lower bound of 0."""
+        return self._unproved
+
+    @cached_property
+    def _unproved(self) -> Solution:
         return solution_of(self.model, self.fitter.pins, self.fit.plan, self.peak)
 
     def released(self) -> "SearchResult":
@@ -215,7 +220,8 @@ class SearchResult:
         late = [
             each(self.model, self.fitter.evaluator, plan) for each in (postpone_reductions, postpone_all_reductions)
         ]
-        plans = [self, *(self.at_rows(each.rows) for each in late if each is not plan)]
+        others = {each.rows.tobytes(): each.rows for each in late if each is not plan}
+        plans = [self, *map(self.at_rows, others.values())]
         best = min(
             (each._with_all_buckets() for each in plans), key=lambda each: (each.peak > self.limit, each.seconds)
         )

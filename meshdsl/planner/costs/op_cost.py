@@ -14,8 +14,9 @@ operation, [rows on axis 1, rows on axis 2, ...].
 """
 
 from collections.abc import Sequence, Set
+from copy import copy
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, cached_property, lru_cache, reduce
 from itertools import product
 from math import prod
 
@@ -324,6 +325,24 @@ def make_table(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Signatur
         if len(found) > 1:
             seconds[_mixes_reductions(placements, i, mesh)] = np.inf
     return SignatureTable(seconds, codes, kinds, first_state(np.isfinite(seconds)))
+
+
+_KNOWN_TABLES, _KNOWN_ENTRIES = 1 << 12, 1 << 12  # tables that are remembered, and entries of the largest one
+
+
+def known_table(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> SignatureTable:
+    """Returns a table as ``make_table`` does; small ones are remembered for other programs in this process.
+
+    Variants of a step, and a step before and after an edit, have most tables in common.
+    """
+    if len(rows) ** len(mesh.sizes) > _KNOWN_ENTRIES:
+        return make_table(rows, shapes, work, mesh)
+    return copy(_remembered_table(rows, shapes, work, mesh))  # another object: that of another kind of node
+
+
+@lru_cache(_KNOWN_TABLES)
+def _remembered_table(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> SignatureTable:
+    return make_table(rows, shapes, work, mesh)
 
 
 def work_seconds(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Costs:

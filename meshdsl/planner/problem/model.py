@@ -26,7 +26,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Split
 from meshdsl.planner.costs.fixed_point import FixedPoint, scale_costs
-from meshdsl.planner.costs.op_cost import SignatureTable, first_state, make_table
+from meshdsl.planner.costs.op_cost import SignatureTable, first_state, known_table
 from meshdsl.planner.costs.reshard_cost import (
     Axes,
     Groups,
@@ -515,7 +515,7 @@ class Model:
     def _table(self, op_class: OpClass) -> SignatureTable:
         key = (object_id(op_class.rows), op_class.shapes, op_class.work)
         if key not in self._tables:
-            self._tables[key] = make_table(op_class.rows, op_class.shapes, op_class.work, self.mesh)
+            self._tables[key] = known_table(op_class.rows, op_class.shapes, op_class.work, self.mesh)
         return self._tables[key]
 
     @cached_property
