@@ -28,8 +28,8 @@ from meshdsl.api.host import HostChoice, HostCosts, Hosting, by_need, plan_hosti
 from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
 from meshdsl.api.remat import Remat, ResidualCosts, plan_recomputing
-from meshdsl.errors import MemoryLimitError
-from meshdsl.ir.graph import Op, TracedProgram, walk
+from meshdsl.errors import MemoryLimitError, shortened
+from meshdsl.ir.graph import Op, TracedProgram, Value, walk
 from meshdsl.ir.host import keep_on_host
 from meshdsl.ir.index import graph_index
 from meshdsl.ir.rewrite import values
@@ -178,7 +178,7 @@ def plan_best_variant(
             best, remarks = _with_or_without(best, again and again.polished(start), clock)
             notes += remarks
             moved = min((each for each in (moved, both) if each), key=by_need, default=None)
-        notes = [*program.notes, *notes]
+        notes = [*program.notes, *_constant_notes(best), *notes]
         if host:
             finish = partial(_finish, overlap=overlap, start=start)
             planned = _moved_or_not(best, moved and moved.polished(start), clock, finish, notes)
@@ -465,6 +465,13 @@ def _required_note(variant: Variant, n: int) -> str:
 def _untried_note(program: TracedProgram, n: int) -> str:
     what = _listed(_dims(program, n)) or "a dim"
     return f"{what} ({n}) is left unpadded: every mesh axis divides it; padding it for several axes was not tried"
+
+
+def _constant_notes(variant: Variant) -> list[str]:
+    returned, outputs = variant.program.graph.returned, variant.program.outputs
+    fixed = [outputs[j].path for j in sorted(variant.pins.hosted_outputs) if not isinstance(returned[j], Value)]
+    text = f"output {', '.join(shortened(fixed))} is constant and stays on the device, although '@host' is asked"
+    return [text] if fixed else []
 
 
 def _unworthy_note(program: TracedProgram, n: int, saved: float) -> str:

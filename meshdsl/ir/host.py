@@ -19,7 +19,6 @@ second ones, then all parameters, would else hold all of them on the device at o
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from meshdsl.errors import shortened
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.rewrite import copied, fresh_ids, look_up, new_value, renumber, returning, substitute, values, with_ops
@@ -47,18 +46,14 @@ def keep_on_host(
     """Returns the program with some inputs and results in the host's memory.
 
     Args:
-      inputs, outputs: their positions. Arrays without elements, and constants, stay on the device, the latter with a
-        note; what is in the host's memory already stays there.
+      inputs, outputs: their positions. Arrays without elements, and literals, stay on the device; what is in the host's
+        memory already stays there.
       follows: per result, the input that it replaces; one that returns this input as it is leaves it where it is.
     """
     graph = copied(program.graph)
     already = hosted_outputs(graph)
     given = {i for i in inputs if i not in graph.hosted and 0 not in graph.inputs[i].shape}
     taken = {j for j in outputs if j not in already and isinstance(x := graph.returned[j], Value) and 0 not in x.shape}
-    fixed = [program.outputs[j].path for j in sorted(outputs) if not isinstance(graph.returned[j], Value)]
-    if fixed:
-        known = f"output {', '.join(shortened(fixed))} is constant and stays on the device, although '@host' is asked"
-        program = replace(program, notes=[*program.notes, known])
     if not given and not taken:
         return program
     stay = {j for j in taken if follows[j] in given and graph.returned[j] is graph.inputs[follows[j] or 0]}
