@@ -1,5 +1,6 @@
 """How much planning is worth: what ends early is near what is proved, says so, and is the same everywhere."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -52,6 +53,19 @@ def test_plan_and_bound_are_logged_as_they_meet(caplog):
         planned("default", "data=2,a=2")
     said = [record.args for record in caplog.records if record.name == "meshdsl.progress"]
     assert said and all(len(pair) == 2 for pair in said)
+
+
+def test_fast_pads_only_where_uneven_dims_take_time():
+    def step(w, v, x, z):
+        return jnp.tanh(x @ w).sum() + (z @ v).sum()
+
+    def notes(width):
+        shapes = (width, width), (1001, 8), (width, width), (8, 1001)
+        args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        return " ".join(md.parallelize(step, md.Mesh(data=4, model=2, topology="cpu"), effort="fast").plan(*args).notes)
+
+    assert "(1001) does not divide over the mesh and is left unpadded: that costs about" in notes(4096)
+    assert "padded to 1008" in notes(64)
 
 
 def test_less_work_tolerates_less():
