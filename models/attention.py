@@ -1,4 +1,4 @@
-"""Softmax attention, causal or bidirectional, in four variants with equal results.
+"""Softmax attention, causal or bidirectional, in six variants with equal results.
 
     products    the attention weights ``[batch heads seq key]`` are ordinary tensors of the step
     recomputed  the weights are recomputed in the backward pass (selective recomputation, Korthikanti et al. 2022)
@@ -6,11 +6,15 @@
                 (FlashAttention, Dao et al. 2022): the plan counts its matmuls, half of them if causal, and memory
                 traffic of queries, keys and values only; if ``seq`` is split, all keys and values are gathered
     masked      fused, by a kernel that also computes the products that a causal mask discards
+    ring        blocks of keys and values visit the queries of a split ``seq``, which is in zig-zag order if causal
+                (``models.ring_attention``)
+    fused_ring  likewise, by a kernel that never writes the weights of two blocks to memory
 
 Dims: ``heads`` of keys and values, ``queries`` per key-value head (grouped-query attention), ``head`` for the elements
 of one head.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,12 +24,14 @@ import jax.numpy as jnp
 import meshdsl as md
 from meshdsl.custom_rules import rule
 from meshdsl.errors import ArgumentError, nearest
+from meshdsl.models.ring_attention import ring_attention
 
-VARIANTS = ("products", "recomputed", "fused", "masked")
+RINGS = ("ring", "fused_ring")
+VARIANTS = ("products", "recomputed", "fused", "masked", *RINGS)
 
 
 def attention(
-    query: md.Tensor, key: md.Tensor, value: md.Tensor, causal: bool = True, variant: str = "products"
+    query: md.Tensor, key: md.Tensor, value: md.Tensor, causal: bool = True, variant: str = "products", blocks: int = 1
 ) -> md.Tensor:
     """Returns the attention output, with the dims of ``query``.
 
@@ -35,15 +41,23 @@ def attention(
       value: ``[batch seq heads head]``.
       causal: whether a position attends only to itself and earlier ones.
       variant: one of ``VARIANTS``.
+      blocks: of a ring, the number of devices that ``seq`` is split over.
 
     Raises:
-      ArgumentError: ``variant`` is none of them.
+      ArgumentError: ``variant`` is none of them, or has no blocks; the sequence does not divide into those of a ring.
     """
     if variant not in VARIANTS:
         names = ", ".join(map(repr, VARIANTS))
         raise ArgumentError(f"no attention variant {variant!r}{nearest(variant, VARIANTS)}; it is one of {names}")
+    if blocks != 1 and variant not in RINGS:
+        raise ArgumentError(f"blocks={blocks}: attention variant {variant!r} has none, only 'ring' and 'fused_ring'")
     if variant in ("fused", "masked"):
-        return _fused(query, key, value, (_causal if variant == "fused" else _masked) if causal else None)
+        kernel = _causal if variant == "fused" else _masked
+        fused = partial(_on_positions, kernel) if causal else _whole
+        return _on_arrays(fused, query, key, value)
+    if variant in RINGS:
+        ring = partial(ring_attention, blocks=blocks, causal=causal, fused=variant == "fused_ring")
+        return _on_arrays(ring, query, key, value)
     attend = partial(_products, causal)
     return (md.remat(attend) if variant == "recomputed" else attend)(query, key, value)
 
@@ -56,13 +70,16 @@ def _products(causal: bool, query: md.Tensor, key: md.Tensor, value: md.Tensor) 
     return md.dot(md.softmax(scores, over="key"), value, over="key")
 
 
-def _fused(query: md.Tensor, key: md.Tensor, value: md.Tensor, causal: Any) -> md.Tensor:
+def _on_arrays(attend: Callable[..., Any], query: md.Tensor, key: md.Tensor, value: md.Tensor) -> md.Tensor:
     grouped = "queries" in query.dims
     dims = "batch seq heads queries head" if grouped else _DIMS
     queries, *others = (md.order(x, names).array for x, names in ((query, dims), (key, _DIMS), (value, _DIMS)))
-    queries = queries if grouped else queries[:, :, :, None]
-    out = causal(queries, *others, jnp.arange(queries.shape[1])) if causal else _whole(queries, *others)
+    out = attend(queries if grouped else queries[:, :, :, None], *others)
     return md.named(out if grouped else out[:, :, :, 0], dims)
+
+
+def _on_positions(kernel: Any, query: Any, key: Any, value: Any) -> Any:
+    return kernel(query, key, value, jnp.arange(query.shape[1]))
 
 
 _DIMS = "batch seq heads head"

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from flax import nnx
 
 import meshdsl as md
-from meshdsl.models.layers import Block, Norm
+from meshdsl.models.layers import Block, Norm, positions
 from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, standard_strategies, token_batch
 
 VOCABULARY = 50257
 
-RULES: Strategies = standard_strategies("heads:model hidden:model") | {"sequence": "batch:data seq:model"}
+RULES: Strategies = standard_strategies("heads:model hidden:model") | {
+    "sequence": "batch:data seq:model",
+    "ring": md.Rules("batch:data", activations="batch:data seq:model"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Config:
       remat: what the backward pass recomputes, see ``md.remat``.
       dtype: compute dtype; parameters are float32.
       attend: attention variant, one of ``models.attention.VARIANTS``.
+      blocks: of a ring; batches are then in the order of ``zigzag(seq, blocks)``.
     """
 
     layers: int
@@ -40,6 +44,7 @@ class Config:
     remat: str = "none"
     dtype: str = "float32"
     attend: str = "products"
+    blocks: int = 1
 
     @property
     def dims(self) -> md.Dims:
@@ -75,13 +80,19 @@ class GPT(nnx.Module):
         self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed"), std=0.02))
         self.position = nnx.Param(md.normal(rngs.params(), sizes("seq embed"), std=0.01))
         self.blocks = md.stack(
-            lambda rngs: Block(sizes, rngs, attend=config.attend), sizes("layers"), rngs, remat=config.remat
+            lambda rngs: Block(sizes, rngs, attend=config.attend, blocks=config.blocks),
+            sizes("layers"),
+            rngs,
+            remat=config.remat,
         )
+        self.ring = config.blocks
         self.norm = Norm(sizes)
 
     def __call__(self, tokens: md.Tensor) -> md.Tensor:
         """Returns logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
         position = md.index(self.position, seq=slice(0, tokens.shape["seq"]))
+        if self.ring > 1:
+            position = md.take(md.rename(position, seq="place"), positions(tokens, self.ring), over="place")
         x = self.blocks(md.take(self.embed, tokens, over="vocab") + position)
         return md.dot(self.norm(x), self.embed, over="embed")
 

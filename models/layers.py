@@ -7,6 +7,7 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.attention import attention
+from meshdsl.models.ring_attention import place
 
 
 class Norm(nnx.Module):
@@ -57,14 +58,21 @@ class Matrix(nnx.Module):
         return md.dot(x, self.kernel, over=self.over)
 
 
-def rotary(x: md.Tensor, theta: float) -> md.Tensor:
+def positions(x: md.Tensor, blocks: int = 1) -> md.Tensor:
+    """Returns the positions ``[seq]`` of ``x``, in zig-zag order for a ring of several blocks."""
+    places = md.arange(x.shape("seq"))
+    return place(places, x.shape["seq"], blocks) if blocks > 1 else places
+
+
+def rotary(x: md.Tensor, theta: float, blocks: int = 1) -> md.Tensor:
     """Applies rotary position embeddings (Su et al. 2021) to ``x`` with dims ``seq`` and ``head``.
 
     Elements i and n + i of ``head``, which has size 2n, are rotated by ``theta ** (-i / n)`` per position.
+    ``blocks`` as in ``positions``.
     """
     half = x.shape["head"] // 2
     steps = theta ** (md.arange(f"head={half}") * (-1 / half))
-    angle = md.arange(x.shape("seq")) * steps
+    angle = positions(x, blocks) * steps
     first, second = md.index(x, head=slice(0, half)), md.index(x, head=slice(half, None))
     cos, sin = md.cos(angle).astype(x.dtype), md.sin(angle).astype(x.dtype)
     return md.concat([first * cos - second * sin, second * cos + first * sin], over="head")
@@ -78,10 +86,13 @@ class Block(nnx.Module):
       rngs: random streams.
       causal: whether a position attends only to itself and earlier ones.
       attend: attention variant, one of ``models.attention.VARIANTS``.
+      blocks: of a ring.
     """
 
-    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs, causal: bool = True, attend: str = "products") -> None:
-        self.causal, self.attend = causal, attend
+    def __init__(
+        self, sizes: md.Dims, rngs: nnx.Rngs, causal: bool = True, attend: str = "products", blocks: int = 1
+    ) -> None:
+        self.causal, self.attend, self.blocks = causal, attend, blocks
         last = 0.02 / (2 * sizes["layers"]) ** 0.5  # for projections into the residual stream, two per block
         self.norm1, self.norm2 = Norm(sizes), Norm(sizes)
         self.query, self.key, self.value = (Linear(sizes, "embed", "heads head", 0.02, rngs) for _ in range(3))
@@ -96,4 +107,5 @@ class Block(nnx.Module):
 
     def attention(self, x: md.Tensor) -> md.Tensor:
         """Returns the output of the attention sub-layer."""
-        return self.out(attention(self.query(x), self.key(x), self.value(x), self.causal, self.attend))
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        return self.out(attention(query, key, value, self.causal, self.attend, self.blocks))

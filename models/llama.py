@@ -26,6 +26,7 @@ RULES: Strategies = standard_strategies("heads:model hidden:model") | {
         "batch:data heads:model hidden:model vocab:model", params="embed:data", optimizer="embed:data"
     ),
     "sequence": "batch:data seq:model",
+    "ring": md.Rules("batch:data", activations="batch:data seq:model"),
 }
 
 
@@ -42,6 +43,7 @@ class Config:
       remat: what the backward pass recomputes, see ``md.remat``.
       dtype: compute dtype; parameters are float32.
       attend: attention variant, one of ``models.attention.VARIANTS``.
+      blocks: of a ring; batches are then in the order of ``zigzag(seq, blocks)``.
     """
 
     layers: int
@@ -58,6 +60,7 @@ class Config:
     dtype: str = "float32"
     attend: str = "products"
     gated: bool = True
+    blocks: int = 1
 
     @property
     def dims(self) -> md.Dims:
@@ -78,16 +81,16 @@ CONFIGS = {
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions, ``[batch seq embed]`` to the same."""
 
-    def __init__(self, sizes: md.Dims, theta: float, rngs: nnx.Rngs, attend: str = "products") -> None:
-        self.theta, self.attend = theta, attend
+    def __init__(self, sizes: md.Dims, theta: float, rngs: nnx.Rngs, attend: str = "products", blocks: int = 1) -> None:
+        self.theta, self.attend, self.blocks = theta, attend, blocks
         self.query = Matrix(sizes, "embed", "heads queries head", rngs)
         self.key, self.value = (Matrix(sizes, "embed", "heads head", rngs) for _ in range(2))
         self.out = Matrix(sizes, "heads queries head", "embed", rngs)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns the attention output."""
-        query, key = rotary(self.query(x), self.theta), rotary(self.key(x), self.theta)
-        return self.out(attention(query, key, self.value(x), variant=self.attend))
+        query, key = (rotary(x, self.theta, self.blocks) for x in (self.query(x), self.key(x)))
+        return self.out(attention(query, key, self.value(x), variant=self.attend, blocks=self.blocks))
 
 
 class Perceptron(nnx.Module):
@@ -110,7 +113,7 @@ class Block(nnx.Module):
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
         self.norm1, self.norm2 = RMSNorm(sizes), RMSNorm(sizes)
-        self.attention = Attention(sizes, config.theta, rngs, config.attend)
+        self.attention = Attention(sizes, config.theta, rngs, config.attend, config.blocks)
         self.mlp = Perceptron(sizes, rngs, config.gated)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:

@@ -251,7 +251,7 @@ def roll(x: Any, shift: int, over: DimsLike) -> Tensor:
     x = named_operand(x)
     if not is_position(shift):
         raise fail(f"shift: {is_a(shift)}, not an integer number of positions")
-    return wrap(jnp.roll(x.array, shift, axis(x, over)), x.dims)
+    return computed(jnp.roll(x.array, shift, axis(x, over)), x.dims)
 
 
 def flip(x: Any, over: DimsLike) -> Tensor:

@@ -36,7 +36,7 @@ def test_every_way_has_the_same_numbers_and_gradients(grouped, causal):
         return jax.value_and_grad(total)(given)
 
     expected = run("products")
-    for way in VARIANTS[1:]:
+    for way in VARIANTS[1:4]:  # the ring has tests of its own
         for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(run(way)), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
@@ -55,7 +55,7 @@ def planned(way):
 
 
 def test_fused_attention_is_planned_without_its_weights():
-    whole, again, fused, masked = map(planned, VARIANTS)
+    whole, again, fused, masked = map(planned, VARIANTS[:4])
     assert fused.memory < again.memory < whole.memory
     assert not fused.notes and "ruled" in fused.operations
     assert fused.seconds < masked.seconds < whole.seconds
