@@ -63,7 +63,7 @@ def _reduce(devices: Devices, at: Operation, *args: Array) -> Value:
     arrays, starts = list(args[: len(args) // 2]), args[len(args) // 2 :]
     dims, computation = tuple(1 + d for d in at.integers("dimensions")), at.computation("to_apply")
     devices.charge(sum(x.size for x in arrays))
-    both = combined(devices, computation)
+    both, single = combined(devices, computation), all(arrays[0].shape[d] == 1 for d in dims)
     if len(arrays) == 1 and (found := total(devices, at.kind, computation, arrays[0], dims)) is not None:
         arrays = [found]
     elif any(arrays[0].shape[d] == 0 for d in dims):
@@ -76,8 +76,8 @@ def _reduce(devices: Devices, at: Operation, *args: Array) -> Value:
     first = [start.reshape(-1, *[1] * (x.ndim - 1)) for start, x in zip(starts, arrays, strict=True)]
     made = both([np.broadcast_to(a, np.broadcast_shapes(a.shape, x.shape)) for a, x in zip(first, arrays, strict=True)],
                 arrays)  # fmt: skip
-    if len(arrays) > 1 and any((x != y).any() for x, y in zip(made, arrays, strict=True)):
-        raise Unreadable("its start is not neutral, so compilers may leave it out")
+    if single and any((x != y).any() for x, y in zip(made, arrays, strict=True)):
+        raise Unreadable("of single elements, with a start that is not neutral: compilers may leave it out")
     return tuple(made) if at.instruction.type.startswith("(") else made[0]
 
 
