@@ -109,6 +109,7 @@ them to the best plan between the same inputs and outputs; measured by `make ins
 theirs is in this repository.
 
 * Programs that state shardings themselves are run up to the first call of their own jitted step: {", ".join(STATED)}.
+  MaxText's is the one that it compiles ahead of time, with stubs for packages that the step does not use.
   Of the others, the step is jitted with the batch split over `data` of `{MESH}`, and all else whole on every device.
 * At small size, for the speeds of {TOPOLOGY}, compiled by XLA for CPU devices, which sends bfloat16 as float32.
   What compilers for GPUs and TPUs make of these programs was not measured.
