@@ -15,7 +15,9 @@ link follow each other, so a second of a product covers one of them only: produc
 schedule to the transfer in flight that ends first, which covers as many seconds as any other order (Jackson's rule).
 
 The schedule is *replayed* too: instructions run one after the other, products and everything else that moves memory at
-the prices of the topology; a transfer begins at its start if its link is free, and its done waits for it.
+the prices of the topology; a transfer begins at its start if its link is free, and its done waits for it. Copies from
+and to the host's memory are transfers over a link of their own. Branches of a conditional all run, as a plan counts
+them, and transfers of a loop do not wait for those in flight around it.
 """
 
 import re
@@ -29,11 +31,21 @@ from meshdsl.layouts.collective_cost import exchange_price, slowest_link
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.collectives import CompiledCollective, collective_at, collective_kind, readers_of
 from meshdsl.lowering.hlo.flops import is_product, product_at
-from meshdsl.lowering.hlo.parse import Instruction, InstructionSite, Module, called, executed, trip_count
+from meshdsl.lowering.hlo.parse import (
+    Instruction,
+    InstructionSite,
+    Module,
+    arrays,
+    called,
+    executed,
+    members,
+    trip_count,
+)
 from meshdsl.lowering.hlo.traffic import moved_bytes
 
 _CHAIN = re.compile(r'chain_id="?(\w+)')
 _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
+_HOST, _HOST_SPACE = "host", "S(5)"  # the link to the host, and its memory in types
 _PRICED_AS = {"collective-broadcast": "collective-permute"}  # one block over one link
 
 
@@ -44,12 +56,10 @@ class RunSchedule:
     Args:
       collectives: every collective between several devices, in that order, loops counted.
       seconds: of one run at the topology's prices, transfers beside computation as scheduled.
-      computing: seconds of that in which the device computes or moves memory.
     """
 
     collectives: tuple["ScheduledCollective", ...]
     seconds: float
-    computing: float
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ def scheduled_collectives(module: Module, mesh: Mesh) -> tuple[ScheduledCollecti
 def read_schedule(module: Module, mesh: Mesh) -> RunSchedule:
     """Returns what a scheduled program does, loops counted; those of unknown length run once."""
     run = _Schedule(module, mesh).of(module.entry)
-    return RunSchedule(run.collectives, run.seconds, run.computing)
+    return RunSchedule(run.collectives, run.seconds)
 
 
 def collective_seconds(found: CompiledCollective, mesh: Mesh) -> float:
@@ -100,14 +110,12 @@ class _Run:
 
     Args:
       seconds: from its beginning to its end.
-      computing: seconds of that in which the device computes or moves memory, without contention.
     """
 
     collectives: tuple[ScheduledCollective, ...] = ()
     products: float = 0.0
     taken: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
-    computing: float = 0.0
 
 
 @dataclass
@@ -127,25 +135,22 @@ class _Clock:
 
     Attributes:
       now: seconds since the beginning.
-      computing: seconds of that in which the device computes, without contention.
     """
 
     def __init__(self, contention: float) -> None:
-        self.now = self.computing = 0.0
+        self.now = 0.0
         self._free = defaultdict[str, float](float)
         self._slower = 1 + contention
 
     def compute(self, seconds: float) -> None:
-        """Computes something, slower while a transfer is in flight."""
-        flying = max(0.0, max(self._free.values(), default=0.0) - self.now)
+        """Computes something, slower while a collective is in flight."""
+        flying = max(0.0, *(free - self.now for link, free in self._free.items() if link != _HOST), 0.0)
         beside = min(seconds, flying / self._slower)
-        self.computing += seconds
         self.now += beside * self._slower + seconds - beside
 
     def run(self, run: _Run) -> None:
         """Runs a loop or branches, whose time is known."""
         self.now += run.seconds
-        self.computing += run.computing
 
     def send(self, link: str, seconds: float) -> float:
         """Begins a transfer once its link is free; returns when it is over."""
@@ -171,8 +176,10 @@ class _Schedule:
         by_name, clock = {line.name: line for line in lines}, _Clock(mesh.topology.contention)
         found: list[ScheduledCollective | _InFlight] = []
         flying: list[_InFlight] = []
+        copies: dict[int, float] = {}  # when those from and to the host are over, by the position of their end
         total, taken = 0.0, defaultdict[str, float](float)
         for at, line in enumerate(lines):
+            clock.wait(copies.get(at, 0.0))
             for transfer in flying:
                 if transfer.ends <= at:
                     clock.wait(transfer.over)
@@ -191,6 +198,8 @@ class _Schedule:
                 else:
                     flying.append(_InFlight(one, link, ends[at], over))
                     found.append(flying[-1])
+            if copied := self._host_seconds(line):
+                copies[ends.get(at, at)] = clock.send(_HOST, copied)
             run = self._inside(line, name)
             if run.seconds:
                 clock.run(run)
@@ -201,12 +210,21 @@ class _Schedule:
                 total += run.products
                 for link, seconds in _cover(line.name, run, flying).items():
                     taken[link] += seconds
-        return _Run(tuple(map(_landed, found)), total, dict(taken), clock.now, clock.computing)
+        return _Run(tuple(map(_landed, found)), total, dict(taken), clock.now)
 
     def _moving(self, line: Instruction, lines: Mapping[str, Instruction]) -> float:
         """Seconds in which an instruction reads and writes memory."""
         topology, moved = self.mesh.topology, moved_bytes(line, lines, self.module)
         return moved / topology.memory_bandwidth + topology.overhead if moved else 0.0
+
+    def _host_seconds(self, line: Instruction) -> float:
+        """Seconds of a copy from or to the host's memory that an instruction starts."""
+        topology = self.mesh.topology
+        if line.opcode != "copy-start" or _HOST_SPACE not in line.type or not topology.host_load:
+            return 0.0
+        made, *_ = members(line.type)
+        rate = topology.host_store if _HOST_SPACE in made else topology.host_load
+        return float(sum(x.bytes for x in arrays(made))) / rate + topology.overhead
 
     def _sent(self, line: Instruction, inside: str) -> Iterator[InstructionSite]:
         """The collectives that an instruction starts, or is; those of loops and branches are their bodies' own."""
@@ -226,7 +244,8 @@ class _Schedule:
         if line.opcode not in ("while", "call", "conditional", "async-start"):
             return _Run()
         count = trip_count(line, self.module) if line.opcode == "while" else 1
-        trips, known, taken = count or 1, count is not None, defaultdict[str, float](float)
+        known, taken = count is not None, defaultdict[str, float](float)
+        trips = 1 if count is None else count
         runs = [self.of(callee) for callee in called(line)]
         for run in runs:
             for link, seconds in run.taken.items():
@@ -234,10 +253,8 @@ class _Schedule:
         sent = [_repeated(one, trips, known) for run in runs for one in run.collectives]
         if line.opcode == "async-start":
             return _Run((), sum(run.products for run in runs), dict(taken))
-        products, seconds, computing = (
-            trips * sum(getattr(run, name) for run in runs) for name in ("products", "seconds", "computing")
-        )
-        return _Run(tuple(sent), products, dict(taken), seconds, computing)
+        products, seconds = (trips * sum(getattr(run, name) for run in runs) for name in ("products", "seconds"))
+        return _Run(tuple(sent), products, dict(taken), seconds)
 
     def _fused(self, callee: str) -> float:
         """Seconds of the products of a fusion."""

@@ -1,18 +1,20 @@
-"""Bytes that the instructions of a compiled program read and write, as XLA's own cost analysis counts them.
+"""Bytes that the instructions of a compiled program read and write in the memory of their device.
 
 An instruction reads its operands and writes its result; a fusion keeps what it computes inside in registers. What takes
 a part of an operand reads that part, and what updates a part of one in place reads and writes that part:
 
     fusion(%stack, %i), calls=dynamic_slice(stack, i) * 2          one slice, read and written
-    fusion(%stack, %x, %i), calls=dynamic_update_slice(stack, x)   x, read and written
+    fusion(%stack, %x, %i), calls=dynamic_update_slice(stack, x)   x, read, and its place, read and written
+    scatter(%table, %ids, %rows), to_apply=%add                    ids, rows, read, and their places, read and written
 
-Control flow, views and the ends of asynchronous operations move nothing themselves, and what collectives send is not
-counted here.
+Control flow, views and the ends of asynchronous operations move nothing themselves. What collectives send and what is
+copied from and to the host is not counted here, nor are products, whose seconds have their traffic in them.
 """
 
 from collections.abc import Mapping, Sequence
 
 from meshdsl.lowering.hlo.collectives import collective_kind
+from meshdsl.lowering.hlo.flops import is_product
 from meshdsl.lowering.hlo.parse import Instruction, Module, arrays, called
 
 MOVES_NOTHING = frozenset(
@@ -21,6 +23,7 @@ MOVES_NOTHING = frozenset(
     "slice-start slice-done get-dimension-size".split()
 )
 READS_PART = frozenset("dynamic-slice slice gather".split())
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that is written in place of a part of the first one
 _MARKS = tuple(f'"{name}"' for name in ("AllocateBuffer", "AsyncCollectiveStart", "AsyncCollectiveDone"))  # of calls
 
 
@@ -32,15 +35,15 @@ def moved_bytes(line: Instruction, lines: Mapping[str, Instruction], module: Mod
       lines: those of its computation, by name.
       module: the program.
     """
-    if line.opcode in MOVES_NOTHING or _is_sent(line):
+    if line.opcode in MOVES_NOTHING or _is_sent(line) or is_product(line):
         return 0.0
     if line.opcode == "fusion":
         return sum(_fused_bytes(module.computations.get(name, ()), module.roots.get(name, "")) for name in called(line))
     result = _bytes(line)
     if line.opcode in READS_PART:
         return 2 * result
-    if line.opcode == "dynamic-update-slice":
-        return 2 * _bytes(lines.get(line.operands[1]))
+    if line.opcode in _UPDATES:
+        return _place_bytes(line, lines) + sum(_bytes(lines.get(name)) for name in line.operands[1:])
     return result + sum(_bytes(lines.get(name)) for name in dict.fromkeys(line.operands))
 
 
@@ -54,7 +57,7 @@ def _fused_bytes(inside: Sequence[Instruction], root: str) -> float:
     updates = [found for name in results if (found := _update(lines, name)) is not None]
     updated = {_source(lines, line.operands[0]) for line in updates}
     written = sum(_bytes(lines.get(name)) for name in results if _update(lines, name) is None)
-    written += sum(2 * _bytes(lines.get(line.operands[1])) for line in updates)
+    written += sum(_place_bytes(line, lines) for line in updates)
     parameters = [line for line in inside if line.opcode == "parameter" and line.name not in updated]
     return written + sum(_read_bytes(line, inside) for line in parameters)
 
@@ -62,7 +65,12 @@ def _fused_bytes(inside: Sequence[Instruction], root: str) -> float:
 def _update(lines: Mapping[str, Instruction], name: str) -> Instruction | None:
     """The update in place that a result is, seen through views and casts."""
     line = lines.get(_source(lines, name))
-    return line if line is not None and line.opcode == "dynamic-update-slice" else None
+    return line if line is not None and line.opcode in _UPDATES else None
+
+
+def _place_bytes(update: Instruction, lines: Mapping[str, Instruction]) -> float:
+    """What an update in place reads and writes of the array that it changes; a scatter of several changes the first."""
+    return 2 * _bytes(lines.get(update.operands[_UPDATES[update.opcode]]))
 
 
 def _source(lines: Mapping[str, Instruction], name: str) -> str:

@@ -41,7 +41,7 @@ class BucketedPlan:
 def plan_with_buckets(found: SearchResult) -> BucketedPlan:
     """Returns the fastest plan found whose small collectives are sent in buckets, ``found`` itself if it has none."""
     if found.model.deadline.expired() or not found.may_use_buckets():
-        return BucketedPlan(found.unproved_solution(), found, found.certify)
+        return BucketedPlan(found.unproved_solution, found, found.certify)
     if found.loosest and not found.is_small:  # another plan under finer pins, whose bound is known
         best = found.bucketed_solution()
         return BucketedPlan(best, found, partial(min, found.loosest.seconds, best.seconds))

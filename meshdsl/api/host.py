@@ -87,7 +87,7 @@ class HostCosts:
     @staticmethod
     def of(found: SearchResult, pins: Pins, limit: float) -> "HostCosts":
         """Returns the costs under the plan of a search, which exceeds a limit."""
-        graph, s = found.model.problem.program.graph, found.unproved_solution()
+        graph, s = found.model.problem.program.graph, found.unproved_solution
         placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees)
         fullest, ordered = Liveness(placed, pins.donated).fullest_by_op(), in_optimizer_order(graph)
         position = {op.id: at for at, op in enumerate(ordered.ops)}

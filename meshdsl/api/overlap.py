@@ -45,7 +45,7 @@ def plan_with_overlap(found: SearchResult, planned: BucketedPlan) -> BucketedPla
       found: the search for a plan of least serial time.
       planned: the plan of least serial time, with its buckets.
     """
-    best, plain = found, found.unproved_solution()
+    best, plain = found, found.unproved_solution
     least = _simulated(found, plain)
     serial = _simulated(found, planned.solution) if planned.solution.buckets else least
     for _ in range(ROUNDS):
@@ -54,11 +54,11 @@ def plan_with_overlap(found: SearchResult, planned: BucketedPlan) -> BucketedPla
             if found.model.deadline.expired():
                 break
             trial = _search_at_price(start, price)
-            if trial is not None and (seconds := _simulated(trial, trial.unproved_solution())) < least * IMPROVEMENT:
+            if trial is not None and (seconds := _simulated(trial, trial.unproved_solution)) < least * IMPROVEMENT:
                 best, least = trial, seconds
         if best is start:
             break
-    choices = [planned.solution, *([best.unproved_solution(), best.bucketed_solution()] if best is not found else [])]
+    choices = [planned.solution, *([best.unproved_solution, best.bucketed_solution()] if best is not found else [])]
     chosen = min(choices, key=lambda each: _simulated(found, each))
     if chosen is planned.solution or _simulated(found, chosen) >= serial * IMPROVEMENT:
         text = "chosen by simulated time with overlap: the plan of least serial time is also the fastest found"
@@ -69,7 +69,7 @@ def plan_with_overlap(found: SearchResult, planned: BucketedPlan) -> BucketedPla
 
 def _search_at_price(start: SearchResult, price: float) -> SearchResult | None:
     """Search where a second hidden in the windows of ``start`` costs ``price``; None if no plan found is feasible."""
-    windows = overlap_windows(start.model.problem.program, _op_times(start, start.unproved_solution()))
+    windows = overlap_windows(start.model.problem.program, _op_times(start, start.unproved_solution))
     rounded = {v: 2.0 ** floor(log2(window)) for v, window in windows.items() if window > 0}  # to share cost tables
     try:
         trial = start.with_overlap({v: OverlapWindow(window, price) for v, window in rounded.items()})
@@ -106,7 +106,7 @@ def plan_with_prefetch(
       ArgumentError: a glob matches no loop.
       MemoryLimitError: no plan in which the named loops do is within the limit.
     """
-    plain = found.unproved_solution()
+    plain = found.unproved_solution
     if globs == ():
         return found, plain
 
@@ -128,7 +128,7 @@ def plan_with_prefetch(
             smaller = found.within(smaller.peak.bytes - (wanted.peak - found.limit))
         except MemoryLimitError:
             break
-        solution = smaller.unproved_solution()
+        solution = smaller.unproved_solution
         trial, wanted = choose(solution, found.limit), choose(solution, float("inf"))
         if seconds(trial) < seconds(chosen) * IMPROVEMENT:
             best, chosen = smaller, trial
@@ -137,7 +137,7 @@ def plan_with_prefetch(
             smaller = found.within(share * found.peak.bytes)
         except MemoryLimitError:
             break
-        trial = choose(smaller.unproved_solution(), found.limit)
+        trial = choose(smaller.unproved_solution, found.limit)
         if seconds(trial) < seconds(chosen) * IMPROVEMENT:
             best, chosen = smaller, trial
     if chosen.peak > found.limit:

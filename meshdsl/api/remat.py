@@ -90,7 +90,7 @@ class ResidualCosts:
     @classmethod
     def of(cls, found: SearchResult, limit: float) -> "ResidualCosts":
         """Returns the costs under the plan of a search; memory is short where that plan exceeds a limit."""
-        problem, solution = found.model.problem, found.unproved_solution()
+        problem, solution = found.model.problem, found.unproved_solution
         graph, s = problem.program.graph, solution
         reasons = Reasons(problem.program, solution)
         times = OpTimes(problem.program, solution, reasons, problem.op_classes)

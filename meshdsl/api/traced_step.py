@@ -128,8 +128,12 @@ class TracedStep:
         args = tuple(arguments.values())
         free = parallelize(step, mesh, AS_GIVEN, constraints="ignore")
         paths = [leaf.path for leaf in free.stages(*args).traced.outputs]
-        ends = zip(paths, self.results, strict=True)
-        pins = {path: at for path, at in ends if isinstance(at, NamedSharding) and not (free_ends and is_whole(at))}
+        ends = zip(paths, self.results, jax.tree.leaves(self.traced.out_info), strict=True)
+        pins = {
+            path: _layout_over(mesh, at, len(x.shape))
+            for path, at, x in ends
+            if isinstance(at, NamedSharding) and not (free_ends and is_whole(at))
+        }
         return parallelize(step, mesh, AS_GIVEN, outputs=pins, constraints="ignore"), args
 
     def _named(self, leaves: list[Any]) -> dict[str, Any]:
@@ -143,12 +147,11 @@ class TracedStep:
         """The arguments and results as they lie; those that lie on no mesh of these axes are whole."""
 
         def array(path: str, x: Any, at: Any) -> Array:
-            stated = stated_layout(at, len(x.shape)) if isinstance(at, NamedSharding) else None
-            known = stated[0] if stated and set(at.mesh.axis_names) == set(mesh.names) else Layout()
+            on_axes = isinstance(at, NamedSharding) and {*at.mesh.axis_names} >= {*mesh.names}
+            known = _layout_over(mesh, at, len(x.shape)) if on_axes else Layout()
             order = [*known.axes, *(axis for axis in mesh.names if axis not in known.axes)]
-            layout = Layout(**{axis: known.on(axis) or B for axis in order})
-            memory = "host" if getattr(at, "memory_kind", None) == HOST_KIND else ""
-            return Array(path, tuple(x.shape), str(x.dtype), layout.within(memory))
+            layout = Layout(**{axis: known.on(axis) or B for axis in order}).within(known.memory)
+            return Array(path, tuple(x.shape), str(x.dtype), layout)
 
         inputs = [
             array("/".join(filter(None, (name, keystr(path, simple=True, separator="/")))), x, x.sharding)
@@ -162,6 +165,13 @@ class TracedStep:
     def results(self) -> list[Any]:
         """The shardings of the results, flat."""
         return jax.tree.leaves(self.compiled.output_shardings)
+
+
+def _layout_over(mesh: Mesh, at: NamedSharding, rank: int) -> Layout:
+    """The layout of a sharding over the axes of a mesh, which may lack those of one device."""
+    layout, _ = stated_layout(at, rank) or (Layout(), ())
+    memory = "host" if at.memory_kind == HOST_KIND else ""
+    return Layout(**{axis: placed for axis, placed in layout.placements if axis in mesh.names}).within(memory)
 
 
 def _on_devices(arguments: Any) -> Any:

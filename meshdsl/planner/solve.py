@@ -164,14 +164,11 @@ class SearchResult:
 
     def solution(self) -> Solution:
         """Returns the plan with its certified bound."""
-        return replace(self.unproved_solution(), lower_bound=self.certify())
-
-    def unproved_solution(self) -> Solution:
-        """Returns the plan with a lower bound of 0."""
-        return self._unproved
+        return replace(self.unproved_solution, lower_bound=self.certify())
 
     @cached_property
-    def _unproved(self) -> Solution:
+    def unproved_solution(self) -> Solution:
+        """The plan with a lower bound of 0."""
         return solution_of(self.model, self.fitter.pins, self.fit.plan, self.peak)
 
     def released(self) -> "SearchResult":
@@ -204,7 +201,7 @@ class SearchResult:
         program, mesh, limits = self.model.problem.program, self.model.mesh, self.model.limits
         if program.pipeline or mesh.size == 1:
             return False
-        plain = self.unproved_solution()
+        plain = self.unproved_solution
         worth = limits.buckets_worth * plain.seconds
         if most_savings(program.graph, plain, limits.buckets_least) > worth:
             return True
@@ -216,7 +213,7 @@ class SearchResult:
 
     def bucketed_solution(self) -> Solution:
         """Returns the plan, with a lower bound of 0, and small collectives in buckets within the limit."""
-        plain, plan, limits = self.unproved_solution(), self.fit.plan, self.model.limits
+        plain, plan, limits = self.unproved_solution, self.fit.plan, self.model.limits
         late = [
             each(self.model, self.fitter.evaluator, plan) for each in (postpone_reductions, postpone_all_reductions)
         ]
@@ -229,7 +226,7 @@ class SearchResult:
 
     def _with_all_buckets(self) -> Solution:
         """Returns the plan with all buckets that fit the memory."""
-        start = self.unproved_solution()
+        start = self.unproved_solution
         found = find_buckets(self.model.problem.program.graph, start, self.model.limits.buckets_least)
         best = self._with_buckets(start, found)
         if best.peak > self.limit:  # buckets hold results from the moment they are sent

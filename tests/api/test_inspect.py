@@ -249,6 +249,9 @@ def test_axes_of_one_device_are_left_out_unless_a_shard_map_names_them():
     x, spec = shape((16, 8), ("stage", "data"), mesh=mesh), PartitionSpec(("stage", "data"))
     found = md.inspect(jax.jit(lambda x: jnp.tanh(x).sum(0)), x)
     assert found.mesh.names == ("data",) and found.compare().plan.mesh.names == ("data",)
+    doubled = md.inspect(jax.jit(lambda x: 2 * x, out_shardings=x.sharding), x)
+    assert [str(at.layout) for at in (*doubled.record.inputs, *doubled.record.outputs)] == ["data=S(0)"] * 2
+    assert str(doubled.compare().plan.outputs[0].layout) == "data=S(0)"
     mapped = jax.shard_map(lambda x: jnp.tanh(x), mesh=mesh, in_specs=spec, out_specs=spec)
     assert md.inspect(jax.jit(mapped), x).mesh.names == ("stage", "data")
 

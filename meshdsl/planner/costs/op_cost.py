@@ -327,7 +327,7 @@ def make_table(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Signatur
     return SignatureTable(seconds, codes, kinds, first_state(np.isfinite(seconds)))
 
 
-_KNOWN_TABLES, _KNOWN_ENTRIES = 1 << 12, 1 << 12  # tables that are remembered, and entries of the largest one
+_KNOWN_TABLES, _KNOWN_ENTRIES = 1 << 12, 1 << 12  # tables that are remembered, and entries of the largest: 134 MB
 
 
 def known_table(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> SignatureTable:
@@ -337,7 +337,7 @@ def known_table(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Signatu
     """
     if len(rows) ** len(mesh.sizes) > _KNOWN_ENTRIES:
         return make_table(rows, shapes, work, mesh)
-    return copy(_remembered_table(rows, shapes, work, mesh))  # another object: that of another kind of node
+    return copy(_remembered_table(rows, shapes, work, mesh))  # nodes of a model are told apart by their tables
 
 
 @lru_cache(_KNOWN_TABLES)

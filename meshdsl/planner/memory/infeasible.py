@@ -55,9 +55,11 @@ def infeasible_error(
     saved = sum(size for v, size in smallest.bytes_by_value() if v in residuals)
 
     is_recomputed = any(starts_recomputation(op) for _, op in walk(program.graph))  # jax.checkpoint adds nothing
+    is_all = not pins.hosted  # others might be in the host's memory, too
+    what = "the arguments" if is_all else "the arguments that stay on the device"
     advice = [
-        f"{'infeasible: ' if alone > limit else ''}the arguments alone need {bytes_text(alone)} per device, even fully "
-        "sharded under their pins"
+        f"{'infeasible: ' if alone > limit and is_all else ''}{what} alone need {bytes_text(alone)} per device, even "
+        "fully sharded under their pins"
     ]
     if saved and not is_recomputed:
         advice.append(

@@ -147,8 +147,11 @@ def test_transfers_over_two_links_do_not():
     assert [covered for _, _, covered, _ in found] == [64.0, PRODUCT]
 
 
+HOST_COPIES = (("", ":S(5)"), (":S(5)", ""), (":S(1)", ""))  # spaces of result and operand: from, to, and none of it
+
+
 def replay(*lines, contention=0.0):
-    speeds = replace(SPEEDS, contention=contention)
+    speeds = replace(SPEEDS, contention=contention, host_memory=1e10, host_load=1.0, host_store=1e9)
     return read_schedule(parse_module(entry(*TYPED, *lines, parts=PARTS + LOOP)), Mesh(data=4, topology=speeds))
 
 
@@ -160,7 +163,9 @@ def test_a_replayed_schedule_waits_for_what_is_not_beside_products():
     assert replay(f"{START}, {SYNC}", GEMM, DONE).seconds == close(GATHERED + PRODUCT)
     assert replay(f"{START}, {ASYNC}", REDUCE, GEMM, DONE, REDUCED).seconds == close(3 * GATHERED)  # over one link
     assert replay(WHILE).seconds == close(5 * (max(GATHERED, PRODUCT) + PRODUCT))
-    assert replay(WHILE).computing == close(10 * PRODUCT)
+    copied = [f"%f = (bf16[16,8]{{1,0{x}}}, bf16[16,8]{{1,0{y}}}, u32[]) copy-start(%x)" for x, y in HOST_COPIES]
+    done = "%h = bf16[16,8]{1,0} copy-done(%f)"
+    assert [replay(each, GEMM, done).seconds for each in copied] == [close(256 / 1), close(PRODUCT), close(PRODUCT)]
     assert replay(f"{START}, {ASYNC}", GEMM, DONE, contention=1.0).seconds == close(GATHERED + PRODUCT - GATHERED / 2)
 
 
@@ -173,6 +178,13 @@ FUSED = """
   ROOT %n = f32[1,8]{1,0} negate(%d)
 }
 
+%scattered (s: f32[9,8], i: s32[], x: f32[1,8]) -> f32[9,8] {
+  %s = f32[9,8]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[1,8]{1,0} parameter(2)
+  ROOT %u = f32[9,8]{1,0} scatter(%s, %i, %x), to_apply=%add
+}
+
 %update (s: f32[9,8], x: f32[1,8], i: s32[]) -> f32[9,8] {
   %s = f32[9,8]{1,0} parameter(0)
   %x = f32[1,8]{1,0} parameter(1)
@@ -182,12 +194,16 @@ FUSED = """
 }
 """
 ROW = 8 * 4
+CUBLAS = 'custom_call_target="__cublas$gemm"'  # whose second result is a workspace
 
 
 @pytest.mark.parametrize("line, moved", [
     ("%f = f32[1,8]{1,0} fusion(%s, %i), kind=kLoop, calls=%slice", 2 * ROW + 4),
     ("%f = f32[9,8]{1,0} fusion(%s, %x, %i), kind=kLoop, calls=%update", 3 * ROW + 4),
     ("%f = f32[9,8]{1,0} add(%s, %s)", 18 * ROW),
+    ("%f = f32[9,8]{1,0} scatter(%s, %i, %x), to_apply=%add", 3 * ROW + 4),
+    ("%f = f32[9,8]{1,0} fusion(%s, %i, %x), kind=kInput, calls=%scattered", 3 * ROW + 4),
+    (f"%f = (f32[9,8]{{1,0}}, s8[4096]{{0}}) custom-call(%s, %x), {CUBLAS}", 0),
     ("%f = f32[9,8]{1,0} bitcast(%s)", 0),
     ("%f = f32[9,8]{1,0} all-gather-done(%s)", 0),
 ])  # fmt: skip
