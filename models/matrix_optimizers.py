@@ -1,20 +1,22 @@
-"""Optimizers of whole matrices (Muon, Shampoo, SOAP) on packed parameters: every device owns some of the matrices.
+"""Optimizers of whole matrices, such as Muon, on packed parameters: every device owns some of the matrices.
 
 The update of such an optimizer needs the whole gradient of a matrix, so a matrix has one owner, and what is split is
 the dim that counts matrices. Parameters rarely have one that divides over the devices:
 
     layers/up/kernel      [6, 256, 1024]       -> 6 matrices ---------------.
-    layers/down/kernel    [6, 1024, 256]       -> 6 matrices, transposed ----> "256x1024" [12, 256, 1024]
+    layers/down/kernel    [6, 1024, 256]       -> 6 matrices, transposed ----> "256x1024_float32" [12, 256, 1024]
     layers/query/kernel   [6, 256, 8, 32]      -> 6 matrices ----.
-    layers/out/kernel     [6, 8, 32, 256]      -> 6 matrices -----> "256x256" [12, 256, 256]
+    layers/out/kernel     [6, 8, 32, 256]      -> 6 matrices -----> "256x256_float32" [12, 256, 256]
 
-Matrices of equal shape, up to transposition, lie in one stack, filled with zeros up to a multiple of the owners. The
-optimizer's state exists for the stacks alone, and splits evenly. The planner does the rest: gradients are
-reduce-scattered to the owners of their matrices, updates all-gathered, as in ZeRO-1.
+Matrices of one dtype and of equal shape, up to transposition, lie in one stack, filled with zeros up to a multiple of
+the owners. The optimizer's state exists for the stacks alone, and splits evenly. The planner does the rest: gradients
+are reduce-scattered to the owners of their matrices, updates all-gathered, as in ZeRO-1.
 """
 
 from collections.abc import Callable, Mapping
 from math import prod
+from numbers import Integral
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -28,20 +30,6 @@ from meshdsl.errors import ArgumentError
 _UPDATE_SIZE = 0.2  # root mean square of an update's elements, per learning rate
 
 View: TypeAlias = Callable[[str, tuple[int, ...]], tuple[int, int] | None]
-
-
-def last_two(path: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Returns the view of an array as the matrices of its last two dims; None if it has fewer.
-
-    Args:
-      path: where the array is in the tree of parameters, such as ``"layers/up/kernel"``.
-      shape: its shape, ``[... rows columns]``.
-
-    Example:
-      >>> last_two("layers/up/kernel", (6, 256, 1024))
-      (1, 1)
-    """
-    return (len(shape) - 2, 1) if len(shape) >= 2 else None
 
 
 class _Place(NamedTuple):
@@ -67,7 +55,7 @@ class _Packing:
         for keys, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
             stacked, rows = _viewed(jax.tree_util.keystr(keys, simple=True, separator="/"), x.shape, view)
             sizes = prod(x.shape[stacked : stacked + rows]), prod(x.shape[stacked + rows :])
-            stack = f"{min(sizes)}x{max(sizes)}"
+            stack = f"{min(sizes)}x{max(sizes)}_{x.dtype}"
             self.places.append(_Place(stack, counts.get(stack, 0), prod(x.shape[:stacked]), *sizes))
             counts[stack] = self.places[-1].start + self.places[-1].matrices
         self.empty = {stack: -count % multiple for stack, count in counts.items()}
@@ -99,7 +87,14 @@ def _viewed(path: str, shape: tuple[int, ...], view: View) -> tuple[int, int]:
         raise ArgumentError(
             f"packed: {path} {list(shape)} is no matrix; give it to another optimizer with optax.partition, or use muon"
         )
-    stacked, rows = found
+    match found:
+        case (int(stacked), int(rows)):
+            pass
+        case _:
+            raise ArgumentError(
+                f"view: {found!r} for {path} {list(shape)} is not (stacked dims, row dims); "
+                "return (1, 1) for [layers rows columns], None for what is no matrix"
+            )
     if stacked < 0 or rows < 1 or stacked + rows >= len(shape):
         raise ArgumentError(
             f"view: {path} {list(shape)} has {len(shape)} dims, which {stacked} stacked dims and {rows} row dims do "
@@ -108,35 +103,60 @@ def _viewed(path: str, shape: tuple[int, ...], view: View) -> tuple[int, int]:
     return stacked, rows
 
 
+def _checked_multiple(multiple: int | None, owners: str) -> int:
+    """Returns the number that the matrices of a stack are a multiple of."""
+    if multiple is None:
+        if owners:
+            raise ArgumentError(
+                f"multiple=None with owners={owners!r}: give the number of devices along {owners}, such as multiple=8"
+            )
+        return 1
+    if not isinstance(multiple, Integral) or isinstance(multiple, bool) or multiple < 1:
+        raise ArgumentError(
+            f"multiple={multiple!r}: must be the number of devices that own matrices, an int of at least 1, such as "
+            "multiple=8"
+        )
+    return int(multiple)
+
+
 def packed(
-    optimizer: optax.GradientTransformation, multiple: int = 1, view: View = last_two, owners: str = ""
+    optimizer: optax.GradientTransformation, view: View, multiple: int | None = None, owners: str = ""
 ) -> optax.GradientTransformation:
-    """Returns an optimizer that gives ``optimizer`` the matrices of equal shape in one stack.
+    """Returns an optimizer that gives ``optimizer`` the matrices of equal shape and dtype in one stack.
 
     Args:
       optimizer: takes a dict of stacks ``[matrices rows columns]``, rows at most columns. It must treat the matrices
-        of a stack separately, and a matrix as its transpose, as Muon, Shampoo and SOAP do; scales may depend on the
-        longer side alone (as with ``consistent_rms`` of ``optax.contrib.muon``).
-      multiple: stacks are filled with zeros up to a multiple of it: the number of devices that own matrices.
-      view: from path and shape of a parameter to its number of leading stacked dims and of dims that are rows; the
-        others are columns.
+        of a stack separately, and a matrix as its transpose; scales may depend on the longer side alone (as with
+        ``consistent_rms`` of ``optax.contrib.muon``).
+      view: from path and shape of a parameter, such as ``"layers/up/kernel"`` and ``(6, 256, 1024)``, to its number of
+        leading stacked dims and of dims that are rows, here ``(1, 1)``; the others are columns.
+      multiple: stacks are filled with zeros up to a multiple of it: the number of devices that own matrices, or a
+        multiple of that. By default nothing is filled.
       owners: the mesh axis over which the batch is split, to send the fewest bytes: gradients go straight to the owners
         of their matrices, whole updates back. By default, the planner chooses what is fastest.
 
     Raises:
-      ArgumentError: ``multiple`` is no positive number; a parameter is no matrix (when the optimizer is used).
+      ArgumentError: ``multiple`` is not a positive int, or missing beside ``owners``; ``view`` is not a function; a
+        parameter is no matrix, or not of as many dims as ``view`` says (when the optimizer is used).
+      PinError: the axis ``owners`` has a size that does not divide ``multiple`` (when a step is planned).
 
     Example:
-      >>> shampoo = packed(scale_by_shampoo(), multiple=8)    # state: {"256x1024": [16, 256, 256], ...}
+      >>> def normalized(stacks, _):
+      ...     return jax.tree.map(lambda x: x / (1e-8 + jnp.linalg.norm(x, axis=(1, 2), keepdims=True)), stacks)
+      >>> optimizer = packed(optax.stateless(normalized), lambda path, shape: (1, 1), multiple=8)
     """
-    if multiple < 1:
-        raise ArgumentError(f"multiple={multiple}: must be the number of devices that own matrices, at least 1")
+    multiple = _checked_multiple(multiple, owners)
+    if not callable(view):
+        raise ArgumentError(
+            f"view={view!r}: must be a function of path and shape, such as lambda path, shape: (1, 1) for parameters "
+            "[layers rows columns]"
+        )
 
     def init(params: Any) -> Any:
         return optimizer.init(_Packing(params, multiple, view).pack(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        packing = _Packing(updates, multiple, view)
+        packing = _Packing(updates if params is None else params, multiple, view)
         stacks = None if params is None else packing.pack(params)
         gradients = laid(packing.pack(updates), "P")
         changed, state = optimizer.update(gradients, state, stacks)
@@ -149,25 +169,42 @@ def packed(
 
 
 def muon(
-    rate: Any, multiple: int = 1, view: View = last_two, owners: str = "", **adam: Any
+    rate: Any,
+    view: View,
+    multiple: int | None = None,
+    owners: str = "",
+    *,
+    weight_decay: Any = 0.0,
+    beta: float = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    mu_dtype: Any = None,
+    adam: Mapping[str, Any] = MappingProxyType({}),
 ) -> optax.GradientTransformation:
     """Returns Muon on packed matrices, and AdamW for all other parameters.
 
     Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); updates are scaled to the size of
-    AdamW's, a root mean square of 0.2 (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
+    AdamW's, a root mean square of 0.2, and weights decay as AdamW's do (Liu et al., "Muon is Scalable for LLM
+    Training", 2025, section 2.2).
 
     Args:
       rate: learning rate or schedule, of both.
-      multiple: number of devices that own matrices, as ``packed`` takes it.
       view: as ``packed`` takes it; None for the parameters that AdamW takes, such as embeddings, norms and biases.
+      multiple: as ``packed`` takes it.
       owners: as ``packed`` takes it.
-      adam: keyword arguments of ``optax.adamw``.
+      weight_decay: weight decay or schedule, of both, per learning rate.
+      beta: decay rate of the momentum of matrices.
+      nesterov: whether that momentum is Nesterov's.
+      ns_steps: number of Newton-Schulz iterations.
+      mu_dtype: dtype of that momentum; by default, that of the parameters.
+      adam: keyword arguments of ``optax.adamw``, such as ``{"b2": 0.95, "weight_decay": 0.0}``.
 
     Raises:
       ArgumentError: as ``packed``.
+      PinError: as ``packed``.
 
     Example:
-      >>> optimizer = muon(1e-3, multiple=8, view=lambda path, shape: (1, 1) if path.endswith("kernel") else None)
+      >>> optimizer = muon(1e-3, lambda path, shape: (1, 1) if path.endswith("kernel") else None, multiple=8)
     """
 
     def label(keys: Any, x: Any) -> str:
@@ -179,9 +216,15 @@ def muon(
     def scaled(stacks: Any, _: Any) -> Any:
         return jax.tree.map(lambda x: _UPDATE_SIZE * x.shape[2] ** 0.5 * x, stacks)
 
-    orthogonal = contrib.scale_by_muon(weight_dimension_numbers=of_stacks)
-    matrices = optax.chain(orthogonal, optax.stateless(scaled), optax.scale_by_learning_rate(rate))
+    orthogonal = contrib.scale_by_muon(
+        ns_steps=ns_steps, beta=beta, mu_dtype=mu_dtype, nesterov=nesterov, weight_dimension_numbers=of_stacks
+    )
+    matrices = optax.chain(
+        packed(optax.chain(orthogonal, optax.stateless(scaled)), view, multiple, owners),
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(rate),
+    )
+    others = optax.adamw(**{"learning_rate": rate, "weight_decay": weight_decay, **adam})
     return optax.partition(
-        {"muon": packed(matrices, multiple, view, owners), "adam": optax.adamw(rate, **adam)},
-        lambda params: jax.tree_util.tree_map_with_path(label, params),
+        {"muon": matrices, "adam": others}, lambda params: jax.tree_util.tree_map_with_path(label, params)
     )
