@@ -6,9 +6,11 @@
                 (FlashAttention, Dao et al. 2022): the plan counts its matmuls, half of them if causal, and memory
                 traffic of queries, keys and values only; if ``seq`` is split, all keys and values are gathered
     masked      fused, by a kernel that also computes the products that a causal mask discards
-    ring        blocks of keys and values visit the queries of a split ``seq``, which is in zig-zag order if causal
-                (``models.ring_attention``)
-    fused_ring  likewise, by a kernel that never writes the weights of two blocks to memory
+    ring        blocks of keys and values visit the queries of a split ``seq`` (``models.ring_attention``); if causal,
+                the batch must be in zig-zag order (``zigzag_batch``), else positions attend to later ones, without
+                an error
+    fused_ring  what runs is ``ring``; the plan predicts a kernel that keeps attention weights out of memory during each
+                visit, which is not part of this package
 
 Dims: ``heads`` of keys and values, ``queries`` per key-value head (grouped-query attention), ``head`` for the elements
 of one head.

@@ -32,7 +32,7 @@ class Config:
       remat: what the backward pass recomputes, see ``md.remat``.
       dtype: compute dtype; parameters are float32.
       attend: attention variant, one of ``models.attention.VARIANTS``.
-      blocks: of a ring; batches are then in the order of ``zigzag(seq, blocks)``.
+      blocks: of a ring; batches must then be permuted by ``zigzag_batch(batch, blocks)``.
     """
 
     layers: int

@@ -16,11 +16,14 @@ chunks, without a mask:
 
     a block before one's own     all queries meet its early chunk
     a block after one's own      the late queries meet all of its keys
+
+The order of a batch is not visible in its arrays: on one in the usual order, causal attention sees later tokens,
+without an error. ``zigzag_batch`` permutes a batch.
 """
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +37,9 @@ from meshdsl.errors import ArgumentError
 # A running softmax: maximum of scores and sum of exponentials, [... s], and weighted values, [... s head].
 Softmax = tuple[jax.Array, jax.Array, jax.Array]
 Meetings = list[tuple[int, int]]
+Batch = TypeVar("Batch")
+
+PAIRS = "batch seq part pair heads s head"  # of keys and values, seq being the blocks
 
 # A block has one part, or an early and a late one. A meeting is (part of the queries, part of the keys).
 CHOSEN = -1  # the early part of blocks after the visiting one, the late part of blocks before it
@@ -61,6 +67,30 @@ def zigzag(seq: int, blocks: int) -> np.ndarray:
     return order
 
 
+def zigzag_batch(batch: Batch, blocks: int) -> Batch:
+    """Returns a batch in zig-zag order: tokens, targets and whatever else has one element per token.
+
+    Args:
+      batch: a tree of arrays ``[batch seq ...]``, named or not; numpy's stay numpy's.
+      blocks: as in ``zigzag``.
+
+    Raises:
+      ArgumentError: an array has fewer than two dims, or its sequence does not divide into chunks.
+
+    Example:
+      >>> zigzag_batch({"inputs": np.arange(8)[None]}, 2)
+      {'inputs': array([[0, 1, 6, 7, 2, 3, 4, 5]])}
+    """
+
+    def permuted(x: Any) -> Any:
+        if x.ndim < 2:
+            raise ArgumentError(f"zigzag_batch: an array of shape {x.shape} has no dims [batch seq ...]")
+        return x[:, zigzag(x.shape[1], blocks)]
+
+    made: Batch = jax.tree.map(permuted, batch)
+    return made
+
+
 def place(index: Any, seq: int, blocks: int) -> Any:
     """Returns the positions of ``zigzag`` at some places, an array or a named tensor of integers of the same shape.
 
@@ -82,6 +112,10 @@ def chunk_length(seq: int, chunks: int) -> int:
 
     Raises:
       ArgumentError: the sequence does not divide into so many chunks.
+
+    Example:
+      >>> chunk_length(96, 16)
+      6
     """
     if chunks < 1:
         raise ArgumentError(f"blocks: a ring has at least one, not {chunks}")
@@ -103,6 +137,9 @@ def ring_attention(
 ) -> jax.Array:
     """Returns softmax attention, computed block by block, like ``query``.
 
+    **If causal, batches must be in zig-zag order** (``zigzag_batch``). On one in the usual order, positions attend to
+    later ones, without an error.
+
     Args:
       query: ``[batch seq heads queries head]``; ``queries`` share the keys and values of a head.
       key: ``[batch seq heads head]``.
@@ -111,14 +148,24 @@ def ring_attention(
       causal: whether a position attends only to itself and earlier ones. The sequence is then in the order of
         ``zigzag(seq, blocks)``, that of the result too.
       layout: of the visiting keys and values, ``[batch seq part pair heads s head]`` with one place of ``seq`` per
-        block, such as ``"model=S(seq)"``; besides, ``md.Rules(activations=...)`` apply to it. Where neither names an
-        axis, it is planned: if memory allows it, one gather may be cheaper than the hops.
-      fused: a visit is one operation with a rule of its own, for kernels that never write the attention weights to
-        memory, in the predictions of the plan; else its products are.
+        block, such as ``"model=S(seq)"``. Axes that split ``batch``, ``seq`` or ``heads`` split queries and results,
+        too. Besides, ``md.Rules(activations=...)`` apply to each hop. An axis that neither names is planned: if
+        memory allows it, one gather may be cheaper than the hops.
+      fused: the plan counts each visit as one operation, as of a kernel that never writes attention weights to memory.
+        There is no such kernel here: what runs is the same either way.
+
+    Scores and running sums are float32, or the dtype of the arguments where that is wider.
 
     Raises:
-      ArgumentError: the sequence does not divide into blocks, or into two chunks per block if causal.
+      ArgumentError: the shapes are not those of self-attention with one head size; the sequence does not divide into
+        blocks, or into two chunks per block if causal.
+
+    Example:
+      >>> query, key, value = jnp.ones((2, 64, 2, 1, 8)), jnp.ones((2, 64, 2, 8)), jnp.ones((2, 64, 2, 8))
+      >>> ring_attention(query, key, value, blocks=4, layout="seq=S(seq)").shape
+      (2, 64, 2, 1, 8)
     """
+    _check(query, key, value)
     batch, seq, heads, queries, head = query.shape
     parts = 2 if causal else 1
     chunk = chunk_length(seq, parts * blocks)
@@ -126,6 +173,20 @@ def ring_attention(
     pairs = jnp.stack([x.reshape(batch, blocks, parts, chunk, heads, head) for x in (key, value)], 3)
     out = _attend(causal, layout, fused, rows, jnp.moveaxis(pairs, 4, 5))
     return jnp.moveaxis(out, 5, 3).reshape(query.shape)
+
+
+def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    """Raises ArgumentError unless the shapes are those of self-attention with one head size."""
+    if query.ndim != 5:
+        remedy = "; without grouped queries, give query[:, :, :, None]" if query.ndim == 4 else ""
+        raise ArgumentError(f"query: shape {query.shape} is not [batch seq heads queries head]{remedy}")
+    wanted = (*query.shape[:3], query.shape[4])
+    wrong = [f"{name} {x.shape}" for name, x in (("key", key), ("value", value)) if x.shape != wanted]
+    if wrong:
+        raise ArgumentError(
+            f"{', '.join(wrong)}: must be [batch seq heads head] {wanted}, to fit query {query.shape}; a ring is "
+            "self-attention with one head size, for others use models.attention with variant='products' or 'fused'"
+        )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -144,21 +205,24 @@ def _attend(causal: bool, layout: str, fused: bool, query: jax.Array, pairs: jax
 
 def _forward(causal: bool, layout: str, fused: bool, query: jax.Array, pairs: jax.Array) -> tuple[jax.Array, Any]:
     """Returns the output, and what the backward pass reads."""
-    queries = _parts(query)
+    pairs = _constrained_pairs(pairs, layout)
+    queries = _constrained_queries(_parts(query), layout)
 
     def meet(states: Any, pairs: jax.Array, meetings: Meetings, own: bool = False, after: Any = None) -> Any:
         for q, k in meetings:
             absorb = _ABSORB[fused, causal and own and q == k]
             operands = *_pick(states, q, after), _pick(queries, q, after), _pick(_parts(pairs), k, after)
             states = _put(states, q, after, absorb(*operands))
-        return states
+        return _constrained_queries(states, layout)
 
     def visit(carry: Any, hop: jax.Array) -> Any:
         states, pairs = carry
         pairs = _hop(pairs, layout)
         return (meet(states, pairs, VISIT[causal], after=_after(hop, query)), pairs), None
 
-    nothing = [(jnp.full(x.shape[:-1], -jnp.inf), jnp.zeros(x.shape[:-1]), jnp.zeros(x.shape)) for x in queries]
+    wide = _wide(query, pairs)
+    zeros = [jnp.zeros(x.shape, wide) for x in queries]
+    nothing = [(jnp.full_like(x[..., 0], -jnp.inf), x[..., 0], x) for x in zeros]
     (states, _), _ = lax.scan(visit, (meet(nothing, pairs, OWN[causal], own=True), pairs), _hops(query))
     out = jnp.stack([(made / total[..., None]).astype(query.dtype) for _, total, made in states], 2)
     return out, (query, pairs, out, [top + jnp.log(total) for top, total, _ in states])
@@ -167,8 +231,10 @@ def _forward(causal: bool, layout: str, fused: bool, query: jax.Array, pairs: ja
 def _backward(causal: bool, layout: str, fused: bool, saved: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of queries and pairs."""
     query, pairs, out, sums = saved
-    inner = jnp.sum(cotangent.astype(jnp.float32) * out, -1)
+    wide = _wide(query, pairs)
+    inner = jnp.sum(cotangent.astype(wide) * out, -1)
     rows = list(zip(_parts(query), _parts(cotangent), sums, _parts(inner), strict=True))
+    rows, pairs = _constrained_queries(rows, layout), _constrained_pairs(pairs, layout)
 
     def meet(grads: Any, pairs: jax.Array, meetings: Meetings, own: bool = False, after: Any = None) -> Any:
         queries, others = map(_parts, grads)
@@ -177,7 +243,7 @@ def _backward(causal: bool, layout: str, fused: bool, saved: Any, cotangent: jax
             made = differentiate(*_pick(rows, q, after), _pick(_parts(pairs), k, after))
             queries = _put(queries, q, after, _pick(queries, q, after) + made[0])
             others = _put(others, k, after, _pick(others, k, after) + made[1])
-        return jnp.stack(queries, 2), jnp.stack(others, 2)
+        return jnp.stack(_constrained_queries(queries, layout), 2), jnp.stack(others, 2)
 
     def visit(carry: Any, hop: jax.Array) -> Any:
         queries, pairs, others = carry
@@ -185,8 +251,8 @@ def _backward(causal: bool, layout: str, fused: bool, saved: Any, cotangent: jax
         queries, others = meet((queries, others), pairs, VISIT[causal], after=_after(hop, query))
         return (queries, pairs, _hop(others, layout)), None
 
-    zeros = jnp.zeros(pairs.shape)
-    queries, own = meet((jnp.zeros(query.shape), zeros), pairs, OWN[causal], own=True)
+    zeros = jnp.zeros(pairs.shape, wide)
+    queries, own = meet((jnp.zeros(query.shape, wide), zeros), pairs, OWN[causal], own=True)
     (queries, _, others), _ = lax.scan(visit, (queries, pairs, zeros), _hops(query))
     return queries.astype(query.dtype), (own + others).astype(pairs.dtype)
 
@@ -204,7 +270,7 @@ def _absorb(masked: bool, top: Any, total: Any, made: Any, query: Any, pair: Any
 
 
 def _differentiate(masked: bool, query: Any, cotangent: Any, sums: Any, inner: Any, pair: Any) -> Any:
-    """Returns the gradients of a part of the queries and of a pair of keys and values, in float32."""
+    """Returns the gradients of a part of the queries and of a pair of keys and values, at least float32."""
     weights = jnp.exp(_scores(masked, query, pair) - sums[..., None])
     value = _product("...hqst,...hqsd->...htd", weights.astype(pair.dtype), cotangent)
     ahead = _product("...hqsd,...htd->...hqst", cotangent, pair[:, :, 1])
@@ -220,7 +286,12 @@ def _scores(masked: bool, query: jax.Array, pair: jax.Array) -> jax.Array:
 
 
 def _product(dims: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(dims, a, b, preferred_element_type=jnp.float32)
+    return jnp.einsum(dims, a, b, preferred_element_type=_wide(a, b))
+
+
+def _wide(*arrays: jax.Array) -> Any:
+    """Returns the dtype of scores, running sums and gradients: at least float32."""
+    return jnp.result_type(*arrays, jnp.float32)
 
 
 def _of_visits(function: Callable[..., Any], text: str) -> dict[tuple[bool, bool], Any]:
@@ -242,9 +313,19 @@ _DIFFERENTIATE = _of_visits(
 
 def _hop(pairs: jax.Array, layout: str) -> jax.Array:
     """Returns every block in the place of the next one."""
-    hopped = md.roll(md.named(pairs, "batch seq part pair heads s head"), 1, "seq")
-    made: jax.Array = md.constrain(hopped, layout).array
+    return _constrained_pairs(md.roll(md.named(pairs, PAIRS), 1, "seq").array, layout)
+
+
+def _constrained_pairs(pairs: jax.Array, layout: str) -> jax.Array:
+    made: jax.Array = md.constrain(md.named(pairs, PAIRS), layout).array
     return made
+
+
+def _constrained_queries(parts: Any, layout: str) -> Any:
+    """Returns parts of queries, or of results per query, split over the axes that split the same dims of the pairs."""
+    stated, dims = md.Layout.of(layout).named(PAIRS.split()), "batch seq heads queries s head".split()
+    shared = md.Layout(**{axis: md.S(dim) for dim in ("batch", "seq", "heads") for axis in stated.splitting(dim)})
+    return jax.tree.map(lambda x: md.constrain(md.named(x, dims[: x.ndim]), shared).array, parts)
 
 
 def _hops(query: jax.Array) -> jax.Array:

@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import meshdsl as md
 from meshdsl.models import gpt, llama
-from meshdsl.models.ring_attention import ring_attention, zigzag
-from tests.models.values import quick, start
+from meshdsl.models.ring_attention import ring_attention, zigzag, zigzag_batch
+from meshdsl.models.training import model_function, next_token_loss
+from tests.models.values import filled, quick
 
 RNG = np.random.default_rng(5)
 BLOCKS = 4
@@ -44,25 +46,57 @@ def test_values_and_gradients_are_those_of_plain_attention(causal, dtype, error,
 @pytest.mark.parametrize(
     "model, config",
     [
-        (gpt, lambda **ring: gpt.Config(1, 16, 2, seq=16, vocab=32, **ring)),
-        (llama, lambda **ring: llama.Config(1, 16, 32, 4, 2, 4, seq=16, vocab=32, **ring)),
+        (gpt.GPT, lambda **ring: gpt.Config(1, 16, 2, seq=16, vocab=32, **ring)),
+        (llama.Llama, lambda **ring: llama.Config(1, 16, 32, 4, 2, 4, seq=16, vocab=32, **ring)),
     ],
     ids=["gpt", "llama"],
 )
 def test_a_model_on_a_batch_in_zigzag_order_has_the_same_loss(model, config):
-    order, words = zigzag(16, BLOCKS), RNG.integers(0, 32, (2, 4, 16), np.int32)
+    usual = {name: md.named(RNG.integers(0, 32, (4, 16), np.int32), "batch seq") for name in ("inputs", "targets")}
     plainly, ring = (
-        model.program(config(**how), model.RULES["ring"], 4) for how in ({}, {"attend": "ring", "blocks": BLOCKS})
+        lambda rngs, how=how: model(config(**how), rngs) for how in ({}, {"attend": "ring", "blocks": BLOCKS})
     )
-    usual, permuted = (
-        dict(zip(("inputs", "targets"), (md.named(w[:, at], "batch seq") for w in words), strict=True))
-        for at in (np.arange(16), order)
-    )
-    state = start(plainly)
-    expected, found = quick(lambda *state: (plainly.step(*state, usual)[2], ring.step(*state, permuted)[2]))(*state)
+    params = filled(nnx.state(nnx.eval_shape(lambda: plainly(nnx.Rngs(0)))))
+
+    def losses(params):
+        batches = (plainly, usual), (ring, zigzag_batch(usual, BLOCKS))
+        return [next_token_loss(model_function(make)(params), batch) for make, batch in batches]
+
+    expected, found = quick(losses)(params)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_a_sequence_that_does_not_divide_is_refused():
     with pytest.raises(md.ArgumentError, match=r"seq=100 does not divide into 16 chunks; the nearest is 96 or 112"):
         zigzag(100, 8)
+
+
+def test_a_layout_makes_blocks_hop_and_never_gather():
+    def step(w, x):
+        q, k, v = jnp.einsum("bse,cehd->cbshd", x, w)
+        return jnp.sum(ring_attention(q[:, :, :, None], k, v, BLOCKS, layout="seq=S(seq)") ** 2)
+
+    shapes = jax.ShapeDtypeStruct((3, 8, 2, 4), jnp.float32), jax.ShapeDtypeStruct((2, 16, 8), jnp.float32)
+    pins = {"x": "seq=S(1)", "w": "seq=B"}
+    plan = md.parallelize(jax.value_and_grad(step), "seq=4", pins, effort="fast").plan(*shapes)
+    assert sorted(c.kind for c in plan.collectives) == ["all-reduce", *["collective-permute"] * 3]
+
+
+def test_wide_floats_are_never_narrowed():
+    with jax.enable_x64(True):
+        shapes = (jax.ShapeDtypeStruct(size, "float64") for size in [(1, 8, 1, 1, 4), (1, 8, 1, 4), (1, 8, 1, 4)])
+        traced = jax.make_jaxpr(jax.grad(lambda *a: jnp.sum(ring_attention(*a, 2)), (0, 1, 2)))(*shapes)
+    assert "f64" in str(traced) and "f32" not in str(traced)
+
+
+@pytest.mark.parametrize(
+    "query, key, value, text",
+    [
+        ((1, 8, 2, 4), (1, 8, 2, 4), (1, 8, 2, 4), r"query: shape \(1, 8, 2, 4\).*give query\[:, :, :, None\]"),
+        ((1, 8, 1, 1, 4), (1, 16, 1, 4), (1, 8, 1, 6), r"key \(1, 16, 1, 4\), value \(1, 8, 1, 6\): must be .*'fused'"),
+    ],
+    ids=["ungrouped", "cross-attention"],
+)
+def test_other_shapes_than_those_of_self_attention_are_refused(query, key, value, text):
+    with pytest.raises(md.ArgumentError, match=text):
+        ring_attention(*map(jnp.ones, (query, key, value)), 2)
