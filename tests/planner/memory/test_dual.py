@@ -104,7 +104,7 @@ def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
     assert 0.2 < max(shares) <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("axes", [{"data": 8}, {"pod": 2, "data": 2, "model": 2}], ids=str)
+@pytest.mark.parametrize("axes", [{"data": 8}], ids=str)
 def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fits(axes):
     """Also where the plan was found in neighbourhoods, and rounds are not affordable."""
     mesh = md.Mesh(**axes, topology="dgx-h100")
