@@ -25,7 +25,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import KINDS, topology
 from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.lowering.hlo.parse import parse_module
-from meshdsl.lowering.hlo.schedule import ScheduledCollective, scheduled_collectives
+from meshdsl.lowering.hlo.schedule import ScheduledCollective, read_schedule
 from meshdsl.lowering.shardings import device_mesh, partition_spec
 from meshdsl.models import gpt, llama
 from meshdsl.plan import Plan
@@ -103,7 +103,7 @@ def _sent_so(kind: str, where: str, loop: bool, mesh: Mesh, devices: jax.shardin
         for n in (SIDE, SIDE, rows)
     ]
     text = jax.jit(mapped).lower(*shapes).compile().as_text()
-    return [[c.sent.kind, c.asynchronous] for c in scheduled_collectives(parse_module(text), mesh)]
+    return [[c.sent.kind, c.asynchronous] for c in read_schedule(parse_module(text), mesh).collectives]
 
 
 # ---- Steps of models -------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def partitioned(program: Program, plan: Plan, target: str) -> tuple[ScheduledCol
     donated = tuple(range(len(jax.tree.leaves(program.args[:2]))))
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(leaves, at, strict=True)]
     text = jax.jit(step, out_shardings=out, donate_argnums=donated).lower(*shapes).compile().as_text()
-    return scheduled_collectives(parse_module(text), plan.mesh)
+    return read_schedule(parse_module(text), plan.mesh).collectives
 
 
 # ---- The page --------------------------------------------------------------------------------------------------------

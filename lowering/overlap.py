@@ -112,14 +112,15 @@ class OverlapReport:
         sent = sum(one.seconds * one.sent.trips for one in self.scheduled)
         planned = f"; the plan hides {seconds_text(self.hidden)} of {seconds_text(sum(x.sent for x in self.lines))}"
         covers = f"the program sends for {seconds_text(sent)}, {seconds_text(self.covered)} of that beside products"
-        return covers + (planned if self.known else "") + self._replay()
+        return covers + (planned if self.known else "")
 
-    def _replay(self) -> str:
-        """The compiled schedule's time beside the plan's."""
+    @property
+    def replay(self) -> str:
+        """Seconds of the compiled schedule and of the plan, in one line; empty if they cannot be compared."""
         if not (self.known and self.replayed and self.simulated):
             return ""
-        beside = f"and {seconds_text(self.simulated)} by the plan"
-        return f"\nreplayed at the plan's prices, the compiled step takes {seconds_text(self.replayed)}, {beside}"
+        compiled, planned = map(seconds_text, (self.replayed, self.simulated))
+        return f"replayed at the plan's prices, the compiled schedule takes {compiled}; the plan predicts {planned}"
 
     def rows(self) -> list[Sequence[str]]:
         """The table of compiled collectives; those that agree in all that is shown share a row."""

@@ -116,6 +116,7 @@ class VerifyReport:
         none = [] if self.lines else ["no collectives, as planned"]
         shown = self.overlap if self.overlap and self.overlap.scheduled else None
         schedule = ["", *table(_aligned(shown.rows(), (3, 4, 6, 7))), shown.summary] if shown else []
+        schedule += [shown.replay] if shown and shown.replay else []
         notes = (f"note: {note}" for note in self.notes)
         return "\n".join([*first, *table(self._rows()), *none, *schedule, *self._sums(), *notes])
 

@@ -86,6 +86,12 @@ def stated_layout(stated: Any, rank: int, is_type: bool = False) -> tuple[Layout
     return Layout(**placed, **dict.fromkeys(others, B)), ()
 
 
+def layout_over(mesh: Mesh, stated: NamedSharding, rank: int) -> Layout:
+    """Returns the layout of a sharding over the axes of a mesh, which may lack axes of one device."""
+    layout, _ = stated_layout(stated, rank) or (Layout(), ())
+    return Layout(**{axis: placed for axis, placed in layout.placements if axis in mesh.names})
+
+
 def pin_of(stated: Stated, axes: Iterable[str]) -> Layout | str:
     """Returns a layout, or its text, as it is, and a sharding as a pin on a mesh with these axes.
 

@@ -85,14 +85,14 @@ class GPT(nnx.Module):
             rngs,
             remat=config.remat,
         )
-        self.ring = config.blocks
+        self.ring_blocks = config.blocks
         self.norm = Norm(sizes)
 
     def __call__(self, tokens: md.Tensor) -> md.Tensor:
         """Returns logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
         position = md.index(self.position, seq=slice(0, tokens.shape["seq"]))
-        if self.ring > 1:
-            position = md.take(md.rename(position, seq="place"), positions(tokens, self.ring), over="place")
+        if self.ring_blocks > 1:
+            position = md.take(md.rename(position, seq="place"), positions(tokens, self.ring_blocks), over="place")
         x = self.blocks(md.take(self.embed, tokens, over="vocab") + position)
         return md.dot(self.norm(x), self.embed, over="embed")
 

@@ -30,9 +30,8 @@ REGISTRY = {  # program -> module, in which it is a constant in capitals
     "molecules": "graphs",
     "lora": "finetuning",
 }
-STATED = dict.fromkeys(
-    ("lm1b", "easylm", "big_vision", "maxtext"), "sharded"
-)  # programs that state shardings themselves
+# programs that state shardings themselves
+STATED = dict.fromkeys(("lm1b", "easylm", "big_vision", "maxtext"), "sharded")
 
 
 def adapters(registry: Mapping[str, str] = REGISTRY) -> dict[str, Adapter]:

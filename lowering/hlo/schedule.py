@@ -51,7 +51,7 @@ _PRICED_AS = {"collective-broadcast": "collective-permute"}  # one block over on
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """What a program does in the order in which a device runs it.
+    """What one device does in one run of a scheduled program.
 
     Args:
       collectives: every collective between several devices, in that order, loops counted.
@@ -82,11 +82,6 @@ class ScheduledCollective:
     def asynchronous(self) -> bool:
         """Whether products run beside it."""
         return bool(self.beside)
-
-
-def scheduled_collectives(module: Module, mesh: Mesh) -> tuple[ScheduledCollective, ...]:
-    """Returns every collective between several devices of a scheduled program, in its order, loops counted."""
-    return read_schedule(module, mesh).collectives
 
 
 def read_schedule(module: Module, mesh: Mesh) -> RunSchedule:
@@ -144,7 +139,7 @@ class _Clock:
 
     def compute(self, seconds: float) -> None:
         """Computes something, slower while a collective is in flight."""
-        flying = max(0.0, *(free - self.now for link, free in self._free.items() if link != _HOST), 0.0)
+        flying = max(0.0, max((free for link, free in self._free.items() if link != _HOST), default=0.0) - self.now)
         beside = min(seconds, flying / self._slower)
         self.now += beside * self._slower + seconds - beside
 

@@ -36,7 +36,7 @@ from meshdsl.lowering.hlo.collectives import scope_in
 from meshdsl.lowering.hlo.dataflow import Dataflow
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import parse_module
-from meshdsl.lowering.hlo.schedule import scheduled_collectives
+from meshdsl.lowering.hlo.schedule import read_schedule
 from meshdsl.lowering.hlo.source import InstructionSources
 from meshdsl.lowering.simulation.check import LIMIT, ProgramCheck, TypedValue, check_program, typed_values
 from meshdsl.lowering.verify import compiled_bytes
@@ -403,7 +403,7 @@ def _inspection(traced: TracedStep, mesh: Mesh) -> Inspection:
     lines = InstructionSources(text, module)
     sent = [
         (found, i, lines.metadata(found.sent.name, tensor.about))
-        for found in scheduled_collectives(module, mesh)
+        for found in read_schedule(module, mesh).collectives
         for i, tensor in enumerate(found.sent.tensors)
     ]
     pairs = [(found, i, scope_in(about) or found.sent.scope, lines.of(about)) for found, i, about in sent]

@@ -470,7 +470,7 @@ def _untried_note(program: TracedProgram, n: int) -> str:
 def _constant_notes(variant: Variant) -> list[str]:
     returned, outputs = variant.program.graph.returned, variant.program.outputs
     fixed = [outputs[j].path for j in sorted(variant.pins.hosted_outputs) if not isinstance(returned[j], Value)]
-    text = f"output {', '.join(shortened(fixed))} is constant and stays on the device, although '@host' is asked"
+    text = f"output {', '.join(shortened(fixed))} is constant and stays on the device, although '@host' was asked for"
     return [text] if fixed else []
 
 

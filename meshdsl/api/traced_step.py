@@ -22,7 +22,7 @@ from meshdsl.layouts.placement import B
 from meshdsl.lowering.partitioner import CompiledModules, compiled_modules
 from meshdsl.pins import AS_GIVEN
 from meshdsl.plan.types import Array
-from meshdsl.shardings import HOST_KIND, axes_of, stated_layout
+from meshdsl.shardings import HOST_KIND, axes_of, layout_over
 from meshdsl.trace.read_jaxpr import inner_jaxprs
 
 
@@ -130,7 +130,7 @@ class TracedStep:
         paths = [leaf.path for leaf in free.stages(*args).traced.outputs]
         ends = zip(paths, self.results, jax.tree.leaves(self.traced.out_info), strict=True)
         pins = {
-            path: _layout_over(mesh, at, len(x.shape))
+            path: _lies(mesh, at, len(x.shape))
             for path, at, x in ends
             if isinstance(at, NamedSharding) and not (free_ends and is_whole(at))
         }
@@ -148,7 +148,7 @@ class TracedStep:
 
         def array(path: str, x: Any, at: Any) -> Array:
             on_axes = isinstance(at, NamedSharding) and {*at.mesh.axis_names} >= {*mesh.names}
-            known = _layout_over(mesh, at, len(x.shape)) if on_axes else Layout()
+            known = _lies(mesh, at, len(x.shape)) if on_axes else Layout()
             order = [*known.axes, *(axis for axis in mesh.names if axis not in known.axes)]
             layout = Layout(**{axis: known.on(axis) or B for axis in order}).within(known.memory)
             return Array(path, tuple(x.shape), str(x.dtype), layout)
@@ -167,11 +167,9 @@ class TracedStep:
         return jax.tree.leaves(self.compiled.output_shardings)
 
 
-def _layout_over(mesh: Mesh, at: NamedSharding, rank: int) -> Layout:
-    """The layout of a sharding over the axes of a mesh, which may lack those of one device."""
-    layout, _ = stated_layout(at, rank) or (Layout(), ())
-    memory = "host" if at.memory_kind == HOST_KIND else ""
-    return Layout(**{axis: placed for axis, placed in layout.placements if axis in mesh.names}).within(memory)
+def _lies(mesh: Mesh, at: NamedSharding, rank: int) -> Layout:
+    """The layout of a compiled argument or result; memories other than the host's are the device's."""
+    return layout_over(mesh, at, rank).within("host" if at.memory_kind == HOST_KIND else "")
 
 
 def _on_devices(arguments: Any) -> Any:

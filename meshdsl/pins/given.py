@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from meshdsl.errors import NotationError, PinError, faults, shortened
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.shardings import memory_of, stated_layout
+from meshdsl.shardings import layout_over, memory_of
 
 AS_GIVEN = "as-given"
 _SHOWN = 8  # faults that are listed
@@ -88,16 +88,15 @@ def _given(path: str, x: Any, mesh: Mesh, rows: list[str]) -> Layout | None:
         own = ",".join(f"{axis}={size}" for axis, size in at.mesh.shape.items())
         rows.append(f"{path}: lies on mesh {own}")
         return None
-    layout, _ = stated_layout(at, len(x.shape)) or (Layout(), ())
+    layout = layout_over(mesh, at, len(x.shape))
     if layout.partial():
         rows.append(f"{path}: is partial over {', '.join(layout.partial())}; only S and B cross the boundary of a step")
         return None
     try:
-        memory = memory_of(at)
+        return layout.within(memory_of(at))
     except NotationError as error:
         rows.append(f"{path}: {error}")
         return None
-    return Layout(**{axis: placed for axis, placed in layout.placements if axis in mesh.names}).within(memory)
 
 
 def _elsewhere(at: jax.sharding.Sharding) -> str:

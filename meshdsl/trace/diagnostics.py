@@ -89,7 +89,9 @@ def _called_with(paths: Sequence[str], leaves: Sequence[Any]) -> str:
 # Remarks for the reader of the plan on code without effect.
 
 
-_HOST_REMEDY = "inside a step no value is in the host's memory; '@host' in layouts= and outputs= keeps ends of it there"
+_HOST_REMEDY = (
+    "inside a step no value is in the host's memory; '@host' in layouts= and outputs= keeps arguments and results there"
+)
 
 
 def note_constraints(read: Graph, traced: Graph, graph: Graph) -> tuple[list[str], list[str]]:

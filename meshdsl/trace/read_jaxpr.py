@@ -445,7 +445,7 @@ def _stated(site: CallSite) -> Sequence[Atom]:
 
 
 def _constrained(site: CallSite, x: Atom, sharding: Any, by: str, is_type: bool = False) -> Atom:
-    """The value under the sharding that an equation states; it is kept without a name of an axis, or with a memory."""
+    """The value as an equation places it; what names no mesh axis, or the host's memory, stays an operation."""
     found = stated_layout(sharding, len(x.shape), is_type)
     is_cotangent = "transpose(" in site.place.scope and REMATTED not in site.place.scope
     is_left = getattr(sharding, "memory_kind", None) not in (None, DEVICE_KIND) or sharding is jax.memory.Space.Host

@@ -140,7 +140,7 @@ def test_memories_stated_inside_a_step_and_constants_are_spoken_of():
         f"device_put at test_host_memory.py:{first + 1}",
         f"sharding_constraint at test_host_memory.py:{first + 2}",
     ]
-    assert "output 2 is constant and stays on the device, although '@host' is asked" in notes
+    assert "output 2 is constant and stays on the device, although '@host' was asked for" in notes
     with pytest.raises(md.PinError, match="@host: inside the step values are on the device"):
         md.parallelize(lambda x: md.constrain(x, place), MESH).plan(jnp.ones((4, 4)))
 

@@ -7,7 +7,7 @@ import pytest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.hlo.parse import parse_module
-from meshdsl.lowering.hlo.schedule import read_schedule, scheduled_collectives
+from meshdsl.lowering.hlo.schedule import read_schedule
 from meshdsl.lowering.hlo.traffic import moved_bytes
 
 SPEEDS = Topology("one byte per second", 16.0, 16.0, 1e9, 1e10, 0.0, (Link(0.0, 1.0),))
@@ -71,7 +71,7 @@ def entry(*lines, parts=PARTS):
 
 
 def read(text, mesh=MESH):
-    return [(c.sent.kind, c.seconds, c.covered, c.beside) for c in scheduled_collectives(parse_module(text), mesh)]
+    return [(c.sent.kind, c.seconds, c.covered, c.beside) for c in read_schedule(parse_module(text), mesh).collectives]
 
 
 CASES = {
@@ -125,7 +125,7 @@ WHILE = (
 
 def test_trips_of_loops_multiply_and_a_loop_with_products_is_one_product():
     text = entry(REDUCE, WHILE, REDUCED, parts=PARTS + LOOP)
-    outer, inner = scheduled_collectives(parse_module(text), MESH)
+    outer, inner = read_schedule(parse_module(text), MESH).collectives
     assert (inner.sent.trips, inner.covered, inner.beside) == (5, PRODUCT, ("gemm.1",))
     left = 5 * (2 * PRODUCT) - 5 * PRODUCT  # what the gathers in the loop leave of its products
     assert (outer.seconds, outer.covered, outer.beside) == (2 * GATHERED * 4 / 4, min(2 * GATHERED, left), ("while.1",))
