@@ -22,6 +22,14 @@ def load_example(name: str) -> ModuleType:
     return module
 
 
+def small_demo(embed: int, batch: int) -> ModuleType:
+    """Returns the module of the demo's GPT with another width and other batches."""
+    module = load_example("gpt")
+    module.EMBED, module.WIDE, module.BATCH = embed, 4 * embed, batch
+    module.graph = nnx.graphdef(nnx.eval_shape(lambda: module.GPT(nnx.Rngs(0))))
+    return module
+
+
 def deep_gpt(layers: int) -> Program:
     """Returns the demo's GPT with ``layers`` unrolled layers, as shapes."""
     module = load_example("gpt")

@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 from optax import contrib
 
 import meshdsl as md
-from bench.example_steps import load_example
+from bench.example_steps import small_demo
 from bench.report import versions
 from meshdsl.api import parallelize
 from meshdsl.models.matrix_optimizers import muon
@@ -102,9 +101,7 @@ def main() -> None:
         return print_plans()
     jax.config.update("jax_num_cpu_devices", DEVICES)
 
-    demo = load_example("gpt")
-    demo.EMBED, demo.WIDE, demo.BATCH = options.embed, 4 * options.embed, options.batch
-    demo.graph = nnx.graphdef(nnx.eval_shape(lambda: demo.GPT(nnx.Rngs(0))))
+    demo = small_demo(options.embed, options.batch)
     schedule = optax.warmup_cosine_decay_schedule(0.0, RATE, WARMUP, max(options.steps, 2 * WARMUP))
     demo.optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), muon(schedule, matrices, DEVICES, "data", weight_decay=1e-4, adam={"b2": 0.95})
