@@ -36,20 +36,25 @@ _TINY = 1e-30
 class Lost(NamedTuple):
     """What rounding lost of what was sent for one parameter, to be added to what is sent next.
 
+    Both are ``()`` for a parameter that is sent in full.
+
     Attributes:
       gradient: of the gradient of each replica, ``[replicas ...]``.
       update: of the update.
     """
 
-    gradient: jax.Array
-    update: jax.Array
+    gradient: Any
+    update: Any
+
+
+IN_FULL = Lost((), ())
 
 
 class CompressedState(NamedTuple):
     """State of ``compressed``.
 
     Attributes:
-      lost: ``Lost`` per parameter, None for those that are sent in full.
+      lost: ``Lost`` per parameter.
       inner: state of the optimizer.
     """
 
@@ -201,46 +206,48 @@ def compressed(
         raise ArgumentError(f"axis={axis!r}: must be the name of the mesh axis that splits replicas, such as 'data'")
 
     def init(params: Any) -> CompressedState:
-        def nothing(x: Any) -> Lost | None:
-            if _scattered(x.shape, replicas, block) is None:
-                return None
+        def nothing(x: Any) -> Lost:
+            if _owned_dim(x.shape, replicas, block) is None:
+                return IN_FULL
             return Lost(jnp.zeros((replicas, *x.shape), jnp.float32), jnp.zeros(x.shape, jnp.float32))
 
         return CompressedState(jax.tree.map(nothing, params), optimizer.init(params))
 
     def update(updates: Any, state: CompressedState, params: Any = None) -> Any:
         tree = jax.tree.structure(updates)
-        lost = tree.flatten_up_to(state.lost)
-        means, gradients = _pairs(averaged, tree.flatten_up_to(updates), lost)
-        changed, inner = optimizer.update(tree.unflatten(means), state.inner, params)
-        wholes, left = _pairs(gathered, tree.flatten_up_to(changed), lost)
-        after = [None if g is None else Lost(g, u) for g, u in zip(gradients, left, strict=True)]
-        return tree.unflatten(wholes), CompressedState(tree.unflatten(after), inner)
+        lost = jax.tree.leaves(state.lost, is_leaf=lambda x: isinstance(x, Lost))
+        means, gradients = _pairs(averaged, jax.tree.leaves(updates), lost)
+        changed, inner = optimizer.update(jax.tree.unflatten(tree, means), state.inner, params)
+        wholes, left = _pairs(gathered, jax.tree.leaves(changed), lost)
+        after = jax.tree.unflatten(tree, list(map(Lost, gradients, left)))
+        return jax.tree.unflatten(tree, wholes), CompressedState(after, inner)
 
-    def averaged(x: Any, lost: Lost | None) -> Any:
+    def averaged(x: Any, lost: Lost) -> Any:
         """Returns the mean of a gradient over replicas, split among its owners, and what rounding lost of it."""
         if not x.ndim or x.shape[0] != replicas or not jnp.issubdtype(x.dtype, jnp.floating):
             raise ArgumentError(
                 f"compressed: a gradient {x.dtype}{list(x.shape)} is not float[{replicas} ...]; make gradients with "
                 f"replica_gradients(loss, {replicas})"
             )
-        if lost is None:
-            return md.constrain(x, f"{axis}=S(0)").mean(0), None
+        if isinstance(lost.update, tuple):  # in full
+            return md.constrain(x, f"{axis}=S(0)").mean(0), ()
         mine = md.constrain(x.astype(jnp.float32) + lost.gradient, f"{axis}=S(0)")
         numbers = _rounded(mine, to, block)
         shares = _laid(numbers, f"{axis}=S({1 + owned(x[0])})")
         return _exact(shares, mine).mean(0).astype(x.dtype), mine - _exact(numbers, mine)
 
-    def gathered(x: Any, lost: Lost | None) -> Any:
+    def gathered(x: Any, lost: Lost) -> Any:
         """Returns an update on every device, and what rounding lost of it."""
-        if lost is None:
-            return x, None
+        if isinstance(lost.update, tuple):  # in full
+            return x, ()
         mine = md.constrain(x.astype(jnp.float32) + lost.update, f"{axis}=S({owned(x)})")
         numbers = _rounded(mine, to, block)
         return _exact(_laid(numbers, f"{axis}=B"), x), mine - _exact(numbers, mine)
 
-    def owned(x: Any) -> int | None:
-        return _scattered(x.shape, replicas, block)
+    def owned(x: Any) -> int:
+        dim = _owned_dim(x.shape, replicas, block)
+        assert dim is not None
+        return dim
 
     return optax.GradientTransformation(init, update)
 
@@ -250,7 +257,7 @@ def _pairs(function: Callable[..., Any], *lists: list[Any]) -> tuple[list[Any], 
     return [first for first, _ in made], [second for _, second in made]
 
 
-def _scattered(shape: tuple[int, ...], replicas: int, block: int) -> int | None:
+def _owned_dim(shape: tuple[int, ...], replicas: int, block: int) -> int | None:
     """Returns the dim of a gradient that is split over its owners, None if there is none.
 
     It is the first that they divide, of the last the blocks.
