@@ -216,7 +216,7 @@ class _OverlapWindows:
         if op.name not in LOOPS:
             return self.op_times.compute_seconds(op)
         if op.id not in self._loops:
-            self._loops[op.id] = sum(self._iteration(body) * body.trips / iterations for body in op.bodies)
+            self._loops[op.id] = sum(self._iteration(body) * body.trips / max(1, iterations) for body in op.bodies)
         return self._loops[op.id]
 
     def _iteration(self, body: Graph) -> float:

@@ -668,9 +668,11 @@ def _iteration_groups(op: Op) -> Iterator[Sequence[int]]:
 
 
 def _while(into: _FragmentBuilder, op: Op, given: list[Slices]) -> list[Slices]:
-    operands, iterations = split_operands(op, given), max(1, op.bodies[1].trips // into.graph.trips)
+    operands, iterations = split_operands(op, given), op.bodies[1].trips // max(1, into.graph.trips)
     condition, body = map(into.builder.fragment, op.bodies)
-    into.insert(condition, [*operands.condition, *operands.carry], iterations)
+    into.insert(condition, [*operands.condition, *operands.carry], max(1, iterations))
+    if not iterations:  # expected not to run
+        return [*operands.carry]
     return into.insert(body, [*operands.consts, *operands.carry], iterations)
 
 

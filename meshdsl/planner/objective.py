@@ -2,7 +2,7 @@
 
 An assignment takes a state of every node; its cost is
 
-    sum over nodes of  unary cost   +   sum over values of  trips * (cheapest tree of reshard steps to all consumers)
+    sum over nodes of  unary cost   +   sum over values of  weight * (cheapest tree of reshard steps to all consumers)
 
 where the tree is a minimum Steiner arborescence in the graph of layouts (``costs.steiner``). Where memory is short,
 bytes have prices (``problem.model.Prices``), and an assignment also pays for what it holds.
@@ -210,23 +210,23 @@ class Evaluator:
 
     def evaluate(self, rows: Assignment) -> CostedPlan:
         """Returns an assignment with its cost and its trees, over the layouts that the model leaves."""
-        ports, trips, total = self.model.ports, self.model.port_trips, float(self._unary_costs(rows).sum())
+        ports, weights, total = self.model.ports, self.model.port_weights, float(self._unary_costs(rows).sum())
         edges: dict[int, Edges] = {}
         for group in ports.resharded(ports.layouts(rows)):
             cost, tree = self._tree(group)
             if tree:
-                total += cost * int(trips[group.producers].sum())
+                total += cost * float(weights[group.producers].sum())
                 edges.update(dict.fromkeys(group.values, tree))
         return CostedPlan(rows, total, edges)
 
     def breakdown(self, rows: Assignment) -> tuple[Costs, Costs]:
         """Returns [nodes], the cost of each, and [ports], by producing port the cost of resharding its value."""
         here = self.at(view_of_plan(self.model, rows))
-        ports, trips = self.model.ports, self.model.port_trips
-        nodes, reshards = np.empty(len(rows)), np.zeros(trips.size)
+        ports, weights = self.model.ports, self.model.port_weights
+        nodes, reshards = np.empty(len(rows)), np.zeros(weights.size)
         nodes[self._nodes] = self._unary_costs(rows)
         for group in ports.resharded(ports.layouts(rows)):
-            reshards[group.producers] = here._tree(group)[0] * trips[group.producers]
+            reshards[group.producers] = here._tree(group)[0] * weights[group.producers]
         return nodes, reshards
 
     def allowed(self, rows: Assignment) -> NDArray[np.bool_]:
@@ -241,7 +241,7 @@ class Evaluator:
         Args:
           groups: the reshards of all values.
         """
-        reshards = (self._tree(groups[v])[0] * self.model.trips(v) for v in values if v in groups)
+        reshards = (self._tree(groups[v])[0] * self.model.weight(v) for v in values if v in groups)
         return float(self.model.unary[n][tuple(rows[n])]) + sum(reshards)
 
     def priced_cost(self, plan: CostedPlan) -> float:
@@ -263,7 +263,7 @@ class Evaluator:
             needed[costs].update(edges)
         for costs, pairs in needed.items():
             self._compute_paths(costs, pairs - self._path_costs[costs].keys())
-        reshards = (sum(map(self._path_costs[costs].__getitem__, edges)) * trips for costs, edges, trips in groups)
+        reshards = (sum(map(self._path_costs[costs].__getitem__, edges)) * weight for costs, edges, weight in groups)
         return CostedPlan(plan.rows, float(self._unary_costs(plan.rows).sum()) + sum(reshards), plan.edges)
 
     def _unary_costs(self, rows: Assignment) -> Costs:
@@ -274,15 +274,15 @@ class Evaluator:
             begin += count
         return costs
 
-    def _edge_groups(self, edges_of: Mapping[int, Edges]) -> Iterator[tuple[ReshardCosts, Edges, int]]:
+    def _edge_groups(self, edges_of: Mapping[int, Edges]) -> Iterator[tuple[ReshardCosts, Edges, float]]:
         """Yields reshard costs, a tree and how often it runs in all, per group of values with equal trees."""
         model, index, every = self.model, self.model.problem.index, list(edges_of.values())
         values = index_array(edges_of)
-        spaces, trips = model.reshard_costs.index_of[values], index.trips[index.numbers_of(edges_of)]
+        spaces, weights = model.reshard_costs.index_of[values], model.value_weights[index.numbers_of(edges_of)]
         trees = intern_ids(map(object_id, every))  # equal trees are mostly one object
         for same in group_by(row_ids((spaces, trees))):
             first = int(same[0])
-            yield model.reshard_costs.distinct[spaces[first]], every[first], int(trips[same].sum())
+            yield model.reshard_costs.distinct[spaces[first]], every[first], float(weights[same].sum())
 
     def _compute_paths(self, costs: ReshardCosts, pairs: Iterable[tuple[int, int]]) -> None:
         """Computes the costs of cheapest paths between pairs of numbered layouts."""

@@ -120,7 +120,7 @@ class SearchResult:
         for n, node in enumerate(model.nodes):
             ports = [i for i, port in enumerate(node.ports, model.wiring.first_port[n]) if length in port.value.shape]
             if ports:
-                even = model.tables[n].replicated_seconds * node.trips / model.mesh.size
+                even = model.tables[n].replicated_seconds * node.weight / model.mesh.size
                 found += max(0.0, model.scale.seconds(float(nodes[n])) - even)
                 found += model.scale.seconds(float(reshards[ports].sum()))
         return found

@@ -13,7 +13,7 @@ from meshdsl.ir.graph import Op
 from meshdsl.layouts.placement import B, P
 from meshdsl.layouts.sharding_rule import Dims, Rule, Signature
 from meshdsl.rules.registry import rule
-from meshdsl.rules.shape import kept, named
+from meshdsl.rules.shape import named
 
 # ---- Dense products --------------------------------------------------------------------------------------------------
 
@@ -86,14 +86,13 @@ def bilinear(op: Op) -> tuple[tuple[int, ...], ...]:
 #     lhs [rows, k], rhs [group, k, n], sizes [group] -> [rows, n]      the experts' outputs
 #     lhs [k, rows], rhs [rows, n],     sizes [group] -> [group, k, n]  their weight gradients
 #
-# The group of a row is known only at run time, so neither rows nor groups can be split; other dims are as above.
+# The group of a row is known only at run time, so neither rows nor groups can be split; other dims are as above. Group
+# sizes may differ along batch dims and others in front of the rows, [batch ... group], and are split with the operands.
 
 
 @rule("ragged_dot_general")
 def ragged_dot(op: Op) -> Rule:
-    """Bilinear; contracted dims give partial sums. Group sizes per batch keep all dims whole."""
-    if len(op.inputs[2].shape) > 1:
-        return Rule(tuple(kept(0) for _ in op.inputs), (kept(0),), linear=bilinear(op))
+    """Bilinear; contracted dims give partial sums."""
     numbers = op.params["ragged_dot_dimension_numbers"]
     (left_sum, right_sum), (left_batch, right_batch) = numbers.dot_dimension_numbers
     (rows,), groups = numbers.lhs_ragged_dimensions, tuple(numbers.rhs_group_dimensions)
@@ -110,7 +109,11 @@ def ragged_dot(op: Op) -> Rule:
         *(name for i, name in enumerate(right) if i not in (*right_sum, *right_batch, *groups)),
     )
     reduced = {name: "sum" for name, _, _ in common if name.startswith("k")}
-    return Rule((named(*left), named(*right), ((),)), (named(*made),), reduced=reduced, linear=bilinear(op))
+    # sizes have the batch dims, then those in front of the rows among the dims that the rows are one of
+    beside = left_sum if rows in left_sum else [i for i in range(len(left)) if i not in (*left_sum, *left_batch)]
+    ahead = (*left_batch, *beside[: list(beside).index(rows)]) if len(op.inputs[2].shape) > 1 else ()
+    sizes = named(*(left[i] for i in ahead), None)
+    return Rule((named(*left), named(*right), sizes), (named(*made),), reduced=reduced, linear=bilinear(op))
 
 
 def _ragged_labels(free: str, rank: int, shared: dict[int, str], whole: set[int]) -> tuple[str | None, ...]:

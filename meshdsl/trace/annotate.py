@@ -2,7 +2,8 @@
 
 The number of iterations of a body is its own times those of every loop around it. A scan states its length. A ``while``
 does if it counts: a carry that starts from a literal, grows by a literal and is compared ``lt`` with a literal;
-otherwise it is taken to run ``GUESS`` times, and every graph inside is marked as estimated.
+otherwise it is taken to run as often as ``expect_iterations`` says, or ``GUESS`` times, and every graph inside is
+marked as estimated.
 
 The phase is forward, backward or optimizer. Backward is what autodiff transposed: its name stack contains
 ``transpose(``. From there:
@@ -200,7 +201,9 @@ def _times(op: Op) -> tuple[Sequence[int], bool]:
         return (op.params["length"],), False
     if op.name == "cond":
         return (1,) * len(op.bodies), False
-    trips = counted(op)
+    trips, stated = counted(op), op.params.get("iterations")
+    if trips is None and stated is not None:
+        return (stated + 1, stated), True
     return (GUESS + 1, GUESS) if trips is None else (trips + 1, trips), trips is None
 
 

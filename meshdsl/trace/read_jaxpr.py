@@ -308,7 +308,7 @@ def _loop(site: CallSite) -> Sequence[Atom]:
         }
     elif name == "while":
         jaxprs = (given["cond_jaxpr"], given["body_jaxpr"])
-        params = {count: given[count] for count in ("cond_nconsts", "body_nconsts")}
+        params = {count: given[count] for count in ("cond_nconsts", "body_nconsts")} | _stated_iterations(site)
     else:
         jaxprs, params = given["branches"], {}
         if isinstance(site.inputs[0], Literal):
@@ -322,6 +322,14 @@ def _loop(site: CallSite) -> Sequence[Atom]:
     op = _with_captured(op, site.frame, [frame.captured for frame in frames])
     site.frame.ops.append(op)
     return op.outputs
+
+
+def _stated_iterations(site: CallSite) -> dict[str, int]:
+    """The iterations of a while, as a parameter, if its condition reads a result of ``expect_iterations``."""
+    given = site.eqn.params
+    read = {id(x) for x in (*site.inputs[: given["cond_nconsts"]], *site.inputs[-len(site.eqn.outvars) :])}
+    stated = [op for op in site.frame.ops if op.name == "expect_iterations" and id(op.outputs[0]) in read]
+    return {"iterations": stated[0].params["about"]} if stated else {}
 
 
 @reader("clamp")

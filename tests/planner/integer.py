@@ -5,7 +5,7 @@
                  value's own layout to where x puts the reader's
     y[v, a]      arc a is paid, if any reader uses it
 
-    minimise  sum of x * cost of the state  +  sum of y * cost of the arc * trips
+    minimise  sum of x * cost of the state  +  sum of y * cost of the arc * weight
 
 Arcs lead between layouts from which moves go on; copies that are partial hang on them as leaves. Costs are the
 model's in a ``unit`` that makes the whole about a million: HiGHS works with absolute tolerances.
@@ -72,12 +72,12 @@ class Whole:
         return columns
 
     def _value(self, value, at, readers):
-        closure, trips = self.model.domain(value), self.model.trips(value)
+        closure, weight = self.model.domain(value), self.model.weight(value)
         size = len(closure.indices)
         arcs = [(a, b, closure.transit_costs[a, b]) for a in range(size) for b in range(size) if a != b]
         arcs += [(a, size + b, closure.costs[a, b]) for a in range(size) for b in np.flatnonzero(closure.partial)]
         arcs = [arc for arc in arcs if np.isfinite(arc[2])]
-        paid = self._columns([cost * trips for *_, cost in arcs], 1)
+        paid = self._columns([cost * weight for *_, cost in arcs], 1)
         ends = np.array([(a, b) for a, b, _ in arcs])
         for reader in readers:
             flow = self._columns(np.zeros(len(arcs)), 0)

@@ -16,6 +16,7 @@ from meshdsl.util.arrays import Costs
 TIES = 2.0**19
 COLLECTIVE_TIE, MOVE_TIE = 64.0, 1.0  # ties of a collective and of any reshard step
 _PRECISION = 2.0**33  # units in the total that a scale is made for
+_RARELY = 2.0**-10  # a power of 2, so that products with it are exact
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,14 @@ class FixedPoint:
     def cost(self, seconds: float) -> float:
         """Returns the least cost that takes these seconds; infinity stays infinite."""
         return float(np.ceil(seconds / self.unit) * TIES)
+
+
+def weight_of(trips: int) -> float:
+    """Returns by what costs in a loop count that runs so often.
+
+    A loop that is expected not to run counts a little: with nothing, any layouts would do, however bad if it does run.
+    """
+    return trips or _RARELY
 
 
 def scale_costs(costs: Costs, count: float) -> Costs:

@@ -149,7 +149,7 @@ class LayerBlocks:
         values = wiring.value_ids[wiring.use_producers[first]].tolist()
         domains = index_array(model.domain(v).number for v in values)[space]
         links = np.stack(
-            [model.representative[self._consumer], domains, model.port_trips[wiring.use_producers]], axis=1
+            [model.representative[self._consumer], domains, model.port_weights[wiring.use_producers]], axis=1
         )
         links = np.hstack([self._repeated.links[:, 1:], links[self._repeated.order]])
         nodes = np.stack([model.representative, self._is_boundary], axis=1)

@@ -140,7 +140,7 @@ def add_max_reader_bound(
         readers = [cost[at] <= up_to[:, None] for cost in costs]
         return least, *(np.where(allowed, 0.0, np.inf) for allowed in (source, *readers))
 
-    key = ("max reader", tables.model.domain(value).number, tables.model.trips(value), ceiling, most)
+    key = ("max reader", tables.model.domain(value).number, tables.model.weight(value), ceiling, most)
     costs, *edges = network.memo.get(key, tuple(read for _, read in ends), make)
     if edges:
         hub = network.new_variable(costs, None, ends[0][0])
@@ -241,7 +241,7 @@ class FanoutEncoder:
         else:
             pairs = weighted_pairs(model, value, ends, best.rows, underpaid)
             counted = pairs_cost(model, value, ends[0], pairs, rows)
-        return max(0.0, exact - counted) * model.trips(value)
+        return max(0.0, exact - counted) * model.weight(value)
 
     def is_minor(self, value: int, cost: float) -> bool:
         """Whether a value matters too little for more than one hub in a plan of that cost."""

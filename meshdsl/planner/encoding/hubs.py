@@ -130,7 +130,7 @@ class HubTables:
         Args:
           inner: the target is a fork, where the value may not be partial, instead of a consumer.
         """
-        domain, times = self.model.domain(value), self.model.trips(value) * weight
+        domain, times = self.model.domain(value), self.model.weight(value) * weight
         key = ("moves", domain.number, times, inner)
         made: Costs = self.memo.get(
             key, (sources, targets), lambda a, b: scale_costs(domain.between(a, b, inner), times)
@@ -157,7 +157,7 @@ class HubTables:
         def make(at: Ids, forks: Ids) -> Costs:
             return scale_costs(np.hstack([domain.between(at, forks, True), domain.between(at, partial)]), weight)
 
-        weight *= self.model.trips(value)
+        weight *= self.model.weight(value)
         made: Costs = self.memo.get(("to hub", domain.number, weight), (sources, domain.indices), make)
         return made
 
@@ -218,16 +218,20 @@ class HubTables:
 
     def _stored_between_all(self, value: int, price: float) -> Costs:
         """Returns ``stored_moves`` between all layouts: over every middle m, the paths to and from m and m itself."""
-        domain, trips = self.model.domain(value), self.model.trips(value)
+        domain, weight = self.model.domain(value), self.model.weight(value)
 
         def make(inner: Costs, costs: Costs) -> Costs:
-            to_middle, onward, stored = scale_costs(inner, trips), scale_costs(costs, trips), self._stored(value, price)
+            to_middle, onward, stored = (
+                scale_costs(inner, weight),
+                scale_costs(costs, weight),
+                self._stored(value, price),
+            )
             least = onward + stored
             for m in domain.indices:
                 np.minimum(least, to_middle[:, m, None] + (stored[m] + onward[m])[None], out=least)
             return least
 
-        made: Costs = self.memo.get(("stored", trips, price), (domain.transit_costs, domain.costs), make)
+        made: Costs = self.memo.get(("stored", weight, price), (domain.transit_costs, domain.costs), make)
         return made
 
     def _stored(self, value: int, price: float) -> Costs:
@@ -336,4 +340,4 @@ class HubEncoder:
     def stake(self, value: int) -> float:
         """Returns the most that one reshard of a value can cost."""
         costs = self.model.domain(value).costs
-        return float(costs[np.isfinite(costs)].max()) * self.model.trips(value)
+        return float(costs[np.isfinite(costs)].max()) * self.model.weight(value)

@@ -48,20 +48,20 @@ def add_subset_variable(network: Network, tables: HubTables, value: int, ends: S
     Returns their entries; 0 if they would be more than ``most``, and nothing is added.
     """
     model, memo, ((source, own), *consumers) = tables.model, network.memo, ends
-    domain, trips = model.domain(value), model.trips(value)
+    domain, weight = model.domain(value), model.weight(value)
     found = reachable_sets_of(memo, [read for _, read in ends], most, model.limits)
     if found is None:
         return 0
     layouts, sets = found
 
     def costs(own: Ids, sets: Ints) -> Costs:
-        return scale_costs(tree_costs(domain.costs, domain.transit_costs, layouts, sets)[:, own].T, trips)
+        return scale_costs(tree_costs(domain.costs, domain.transit_costs, layouts, sets)[:, own].T, weight)
 
     def membership(sets: Ints, read: Ids) -> Costs:
         return np.where(contains(layouts, sets, read), 0.0, np.inf)
 
     hub = network.new_variable(memo.get("no cost", (sets,), lambda sets: np.zeros(sets.size)), None, source)
-    network.add(source, hub, memo.get(("trees", domain.number, trips), (own, sets), costs))
+    network.add(source, hub, memo.get(("trees", domain.number, weight), (own, sets), costs))
     for consumer, read in consumers:
         network.add(hub, consumer, memo.get("membership", (sets, read), membership))
     return sets.size * sum(at.size for _, at in ends)
@@ -196,7 +196,7 @@ def add_fork_variable(network: Network, tables: HubTables, value: int, consumers
     def make(*reads: Ids) -> tuple[Costs, ...]:
         return _fork_tables(tables, value, reads, consumers.price)
 
-    key = ("forks", tables.model.domain(value).number, tables.model.trips(value), consumers.price)
+    key = ("forks", tables.model.domain(value).number, tables.model.weight(value), consumers.price)
     costs, *edges = network.memo.get(key, tuple(read for _, read in consumers.ends), make)
     hub = network.new_variable(costs, None, consumers.ends[0][0])
     for (node, _), table in zip(consumers.ends, edges, strict=True):

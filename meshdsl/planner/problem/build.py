@@ -33,6 +33,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Partial, Split
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
+from meshdsl.planner.costs.fixed_point import weight_of
 from meshdsl.planner.costs.op_cost import OpWork
 from meshdsl.planner.problem.ports import Wiring
 from meshdsl.planner.problem.variables import (
@@ -391,23 +392,23 @@ def _separate_outputs(program: TracedProgram, pins: Pins) -> Iterator[tuple[int,
 
 
 def _graph_nodes(graph: Graph, classes: OpClasses, mesh: Mesh) -> Iterator[Node]:
-    requested = partial_casts(graph)
+    requested, weight = partial_casts(graph), weight_of(graph.trips)
     for op in graph.ops:
         if op.bodies:
-            yield from loop_links(op, graph.trips)
+            yield from loop_links(op, weight)
             for body in op.bodies:
                 yield from _graph_nodes(body, classes, mesh)
         elif op.name == "constrain":
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
-            node = tied_node(ports, op.params["layout"], f"{op.called} at {op.source}", True, graph.trips)
+            node = tied_node(ports, op.params["layout"], f"{op.called} at {op.source}", True, weight)
             yield replace(node, requested=_closed(op)) if op.params.get("closed") else node
         elif manual_axes(op) and op.name != "return":
-            yield classes.manual_node(op, graph.trips, mesh)
+            yield classes.manual_node(op, weight, mesh)
         elif op.id in requested:
             op_class, rows = classes.with_requested_rows(op)
-            yield Node(op_class, op, graph.trips, requested=tuple((row, requested[op.id]) for row in rows))
+            yield Node(op_class, op, weight, requested=tuple((row, requested[op.id]) for row in rows))
         elif op.name not in ("return", *TRANSFERS):
-            yield Node(classes.of(op), op, graph.trips)
+            yield Node(classes.of(op), op, weight)
 
 
 def _closed(op: Op) -> tuple[tuple[Signature, tuple[str, ...]], ...]:

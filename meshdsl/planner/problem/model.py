@@ -25,7 +25,7 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Split
-from meshdsl.planner.costs.fixed_point import FixedPoint, scale_costs
+from meshdsl.planner.costs.fixed_point import FixedPoint, scale_costs, weight_of
 from meshdsl.planner.costs.op_cost import SignatureTable, first_state, known_table
 from meshdsl.planner.costs.reshard_cost import (
     Axes,
@@ -282,7 +282,7 @@ class Model:
         self._tables: dict[Hashable, SignatureTable] = {}
         self._known_costs: Known = {}
         self.tables = self._classes.map(lambda n: self._table(self.nodes[n].op_class))
-        seconds = self._classes.map(lambda n: self.tables[n].replicated_seconds * self.nodes[n].trips)
+        seconds = self._classes.map(lambda n: self.tables[n].replicated_seconds * self.nodes[n].weight)
         self.scale = FixedPoint.of(sum(seconds))
         self._reshards = ReshardCostTable(problem, self._classes, self.tables, self.scale)
         self.reshard_costs = self._reshards.by_value(self._known_costs)
@@ -457,9 +457,9 @@ class Model:
         """Returns exact costs in every joint state, infinite outside of the domain; one object for equal nodes."""
         node, table, allowed = self.nodes[n], self.tables[n], self.allowed[n]
         restrictions = (node.pin, node.split, node.requested, node.manual) if allowed is not None else ()
-        key = (object_id(table), node.trips, restrictions)
+        key = (object_id(table), node.weight, restrictions)
         if key not in self._known_unary:
-            cost = self.scale.pack(scale_costs(table.seconds, node.trips))
+            cost = self.scale.pack(scale_costs(table.seconds, node.weight))
             self._known_unary[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
         return self._known_unary[key]
 
@@ -503,14 +503,19 @@ class Model:
         return found
 
     @cached_property
-    def port_trips(self) -> Ids:
-        """[ports], how often per step the value is resharded."""
-        return self.problem.index.trips[self.wiring.value_of]
+    def value_weights(self) -> Costs:
+        """[values], by what the resharding of each counts: how often per step it happens."""
+        trips = self.problem.index.trips
+        return np.where(trips, trips, weight_of(0))
 
-    def trips(self, value: int) -> int:
-        """Returns how often per step a value, given by its id, is resharded."""
-        index = self.problem.index
-        return int(index.trips[index.number_of(value)])
+    @cached_property
+    def port_weights(self) -> Costs:
+        """[ports], the weight of the value of each."""
+        return self.value_weights[self.wiring.value_of]
+
+    def weight(self, value: int) -> float:
+        """Returns the weight of a value, given by its id."""
+        return float(self.value_weights[self.problem.index.number_of(value)])
 
     def _table(self, op_class: OpClass) -> SignatureTable:
         key = (object_id(op_class.rows), op_class.shapes, op_class.work)

@@ -69,7 +69,7 @@ class Node:
     Args:
       op_class: rows, shapes and work.
       op: the operation it stands for, if any.
-      trips: its iterations per step.
+      weight: by what its cost counts: its iterations per step.
       pin: the specified layout; axes it does not name are free.
       split: ports that some axes must split, along any dim.
       requested: rows that only some axes may take: those on which a constraint requests them.
@@ -81,7 +81,7 @@ class Node:
 
     op_class: OpClass
     op: Op | None = None
-    trips: int = 1
+    weight: float = 1
     pin: Layout = FREE
     split: tuple[tuple[int, tuple[str, ...]], ...] = ()
     requested: tuple[tuple[Signature, tuple[str, ...]], ...] = ()
@@ -118,16 +118,16 @@ class Node:
 
 
 def tied_node(
-    ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1, work: OpWork = NO_WORK
+    ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, weight: float = 1, work: OpWork = NO_WORK
 ) -> Node:
     """Returns a node all of whose ports have one layout; ``partial``, which may be partial."""
     op_class = _tied_class(shapes_of(port.value for port in ports), partial, work)
-    return Node(op_class, trips=trips, pin=pin, linked=ports, name=name)
+    return Node(op_class, weight=weight, pin=pin, linked=ports, name=name)
 
 
-def link_node(ports: tuple[Port, ...], rows: Rows, name: str, trips: int) -> Node:
+def link_node(ports: tuple[Port, ...], rows: Rows, name: str, weight: float) -> Node:
     """Returns a node for no operation, with a table of its own."""
-    return Node(OpClass(rows, shapes_of(port.value for port in ports)), trips=trips, linked=ports, name=name)
+    return Node(OpClass(rows, shapes_of(port.value for port in ports)), weight=weight, linked=ports, name=name)
 
 
 @cache
@@ -180,14 +180,14 @@ class OpClasses:
         more = tuple(_only(row, real) for row in rows_if_pinned_partial(op))
         return self._with_rows(op, more), more
 
-    def manual_node(self, op: Op, trips: int, mesh: Mesh) -> Node:
+    def manual_node(self, op: Op, weight: float, mesh: Mesh) -> Node:
         """Returns the node of an operation with manual axes: it has further rows, which only these may take."""
         real = _ports_of(op)
         rows = {axis: _only(manual_row(op, axis), real) for axis in manual_axes(op) if mesh.axis(axis) > 1}
         more = tuple(row for row in dict.fromkeys(rows.values()) if row not in self.of(op).rows)
         requested = tuple((row, tuple(axis for axis, only in rows.items() if only == row)) for row in more)
         requested += tuple((row, ()) for row in self.of(op).rows if row.majors)  # manual axes come first, in any order
-        return Node(self._with_rows(op, more), op, trips, requested=requested, manual=tuple(rows.items()))
+        return Node(self._with_rows(op, more), op, weight, requested=requested, manual=tuple(rows.items()))
 
     def _with_rows(self, op: Op, more: Rows) -> OpClass:
         kind = self.of(op)
@@ -314,7 +314,7 @@ def keep_whole(node: Node, axes: Sequence[str]) -> None:
 # The nodes that tie the bodies of a loop or conditional to its surroundings (see ``build``).
 
 
-def loop_links(op: Op, trips: int) -> Iterator[Node]:
+def loop_links(op: Op, weight: float) -> Iterator[Node]:
     """Yields a node per port of a loop or conditional: all tensors of the port have one layout.
 
     A stack outside has one more dim in front than its slice inside, which is not split along it. A predicate is
@@ -330,14 +330,14 @@ def loop_links(op: Op, trips: int) -> Iterator[Node]:
             defines.append(Port(op.outputs[port.result], True))
         if port.role is PortRole.PREDICATE:
             if uses:
-                yield link_node(tuple(uses), (Signature((), (B,)),), "predicate", trips)
+                yield link_node(tuple(uses), (Signature((), (B,)),), "predicate", weight)
         elif port.stacked:
             outer, inner = (uses, defines) if port.role is PortRole.SLICE else (defines, uses)
             rank = len(inner[0].value.shape) if inner else len(outer[0].value.shape) - 1
             rows = _stack_rows(rank, bool(outer), bool(inner))
-            yield link_node((*outer, *inner), rows, f"slices of {op.name} at {op.source}", trips)
+            yield link_node((*outer, *inner), rows, f"slices of {op.name} at {op.source}", weight)
         elif uses or defines:
-            yield tied_node((*uses, *defines), FREE, f"{port.role.value} of {op.name} at {op.source}", True, trips)
+            yield tied_node((*uses, *defines), FREE, f"{port.role.value} of {op.name} at {op.source}", True, weight)
 
 
 @cache
@@ -410,7 +410,7 @@ class NodeClasses:
 def _structure(nodes: Sequence[Node]) -> Ids:
     """Returns, per node, a number for its operation class and iterations."""
     return row_ids(
-        (intern_ids([object_id(node.op_class) for node in nodes]), intern_ids([node.trips for node in nodes]))
+        (intern_ids([object_id(node.op_class) for node in nodes]), intern_ids([node.weight for node in nodes]))
     )
 
 

@@ -1,0 +1,108 @@
+"""Experts without drops: the numbers of a loop over experts, whatever the routing, and one exchange each way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts.topology import Link
+from meshdsl.models.dropless import ExpertWeights, dropless
+from tests.models.values import quick
+
+RNG = np.random.default_rng(5)
+TOKENS, EMBED, HIDDEN, EXPERTS, CHOICES, RANKS = 128, 8, 12, 8, 2, 4
+WEIGHTS = ExpertWeights(
+    *(jnp.asarray(RNG.normal(size=(EXPERTS, *size)) / 3, "float32") for size in [(8, 12), (12, 8), (8, 12)])
+)
+X = jnp.asarray(RNG.normal(size=(4, TOKENS // 4, EMBED)), "float32")
+SHARES = jnp.asarray(RNG.uniform(size=(4, TOKENS // 4, CHOICES)), "float32")
+ROUTINGS = {
+    "balanced": np.arange(TOKENS * CHOICES) % EXPERTS,
+    "random": RNG.integers(0, EXPERTS, TOKENS * CHOICES),
+    "uneven": np.minimum(RNG.geometric(0.4, TOKENS * CHOICES) - 1, EXPERTS - 1),
+    "to one expert": np.full(TOKENS * CHOICES, 5),
+}
+SLOW = md.Topology("slow", 1e8, 1e8, 1e9, 4e9, 0.0, (Link(1e-5, 1e7),))
+
+
+def plain(x, experts, shares, params):
+    """Every expert on every token."""
+    made = jnp.zeros_like(x)
+    for e in range(EXPERTS):
+        hidden = jax.nn.silu(x @ params.gate[e]) * (x @ params.up[e])
+        made += jnp.sum(jnp.where(experts == e, shares, 0), -1, keepdims=True) * (hidden @ params.down[e])
+    return made
+
+
+def with_gradients(function):
+    def loss(x, shares, params, experts):
+        made = function(x, experts, shares, params)
+        return jnp.sum(jnp.sin(made)), made
+
+    return quick(jax.grad(loss, (0, 1, 2), has_aux=True))
+
+
+def test_values_and_gradients_are_those_of_all_experts_on_all_tokens():
+    found = with_gradients(lambda *args: dropless(*args, ranks=RANKS, replicas=2))
+    expected = with_gradients(plain)
+    for experts in (numbers.reshape(SHARES.shape) for numbers in ROUTINGS.values()):
+        both = [jax.tree.leaves(f(X, SHARES, WEIGHTS, experts)) for f in (found, expected)]
+        for a, b in zip(*both, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def train(params, x, experts):
+    """A step of experts behind a layer below; ``experts`` are given, so that routing is what a test wants."""
+
+    def loss(params):
+        made = dropless(jnp.tanh(x @ params["below"]), experts, jnp.ones_like(experts, float), params["experts"], RANKS)
+        return jnp.mean(made**2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+
+@pytest.fixture
+def compiled_fast():
+    """Nearly all of the time is XLA's."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_a_plan_exchanges_tokens_once_each_way_and_runs_as_planned_whatever_the_routing(compiled_fast):
+    params = {"below": jnp.asarray(RNG.normal(size=(EMBED, EMBED)), "float32"), "experts": WEIGHTS}
+    pins = {"params/below": "data=B", "**": "data=S(0)"}
+    sharded = md.parallelize(train, md.Mesh(data=RANKS, topology=SLOW), pins)
+    args = [(params, X.reshape(TOKENS, EMBED), e.reshape(TOKENS, CHOICES)) for e in ROUTINGS.values()]
+    plan = sharded.plan(*args[0])
+    exchanged = 4 * int(1.05 * TOKENS * CHOICES / RANKS**2) * EMBED * (RANKS - 1)
+    sent = [(c.kind, c.phase) for c in plan.collectives if c.trips and c.bytes == exchanged]
+    assert sent == [("all-to-all", phase) for phase in ("forward", "forward", "backward", "backward")]
+    below = 2 * params["below"].nbytes * (RANKS - 1) // RANKS
+    assert plan.bytes - below <= 4.2 * exchanged
+    sharded.verify(*args[0])
+    sharded.check(*args[-1])  # in all rounds
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        (
+            {"ranks": 3},
+            r"ranks=3 does not divide experts=8; the nearest is 2 or 4\n.*tokens=128; the nearest is 2 or 4",
+        ),
+        ({"replicas": 5}, r"replicas=5 does not divide the 32 tokens of a rank; the nearest is 4 or 8"),
+        ({"capacity": 0}, r"capacity=0: a round needs slots; give 1.05"),
+        (
+            {"weights": SHARES[:2]},
+            r"weights: shape \(2, 32, 2\) is not \[... choices\] \(4, 32, 2\), to fit x \(4, 32, 8\)",
+        ),
+        ({"experts": SHARES}, r"experts: float32 numbers no experts; give integers"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(given, text):
+    whole = {"x": X, "experts": jnp.zeros(SHARES.shape, int), "weights": SHARES, "params": WEIGHTS, "ranks": RANKS}
+    with pytest.raises(md.ArgumentError, match=text):
+        dropless(**whole | given)
