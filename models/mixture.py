@@ -12,16 +12,24 @@ A group is a contiguous part of one sequence. Dispatch and combine are matmuls w
 [batch group place experts slots], so the model does not mention devices: with the batch split over the axis that also
 splits the experts, the planner inserts the all-to-alls of GShard.
 
+With ``ranks``, no token is dropped: the whole batch is one group, and ``models.dropless`` sends its tokens to their
+experts' owners and back. Experts are balanced by the loss, or by a bias that only chooses them (Wang et al.,
+"Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024; DeepSeek-V3, section 2.1.2).
+
 Dims: ``gates`` are the experts in the router's output, so that a rule for ``experts`` splits the perceptrons only.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 import meshdsl as md
 from meshdsl.models import llama
+from meshdsl.models.dropless import ExpertWeights, dropless
 from meshdsl.models.layers import Matrix, RMSNorm
 from meshdsl.models.training import Strategies, adamw, flax_program, standard_strategies, token_batch
 
@@ -42,10 +50,15 @@ class Config(llama.Config):
     Args:
       experts: number of experts.
       choices: experts per token.
-      group: tokens per group.
-      capacity: capacity factor, slots of all experts per token and choice; 0 never drops a token.
+      group: tokens per group, if some are dropped.
+      capacity: capacity factor, slots of all experts per token and choice. With ``ranks``, that of a round.
       shared: hidden size of a shared expert that takes every token; 0 for none.
       weighed: whether the probabilities of the chosen experts are renormalised to sum to 1.
+      ranks: owners of equal parts of the experts, between which tokens are exchanged without drops, see
+        ``models.dropless``: the devices that split ``experts``. 0 for slots, beyond which tokens are dropped.
+      replicas: groups of ``ranks`` that have all experts each.
+      bias: by how much a step changes the bias of an expert that more or fewer tokens than the mean chose; 0 for the
+        balance loss.
     """
 
     experts: int = 8
@@ -54,11 +67,14 @@ class Config(llama.Config):
     capacity: float = 1.25
     shared: int = 0
     weighed: bool = True
+    ranks: int = 0
+    replicas: int = 1
+    bias: float = 0.0
 
     @property
     def slots(self) -> int:
         """Slots per expert and group."""
-        return -(-int(self.capacity * self.choices * self.group) // self.experts) if self.capacity else self.group
+        return -(-int(self.capacity * self.choices * self.group) // self.experts)
 
     @property
     def dims(self) -> md.Dims:
@@ -71,16 +87,17 @@ CONFIGS = {
     "switch-base": Config(
         12, 768, 2048, 12, 12, 64, 512, 32128, experts=128, choices=1, capacity=1.25, weighed=False, remat="all"
     ),
-    # Mixtral drops no token, which takes slots for all tokens in every expert here: four times the matmuls needed. Its
-    # context is 32,768 tokens, whose scores fit no device: the default is 4,096.
+    # Mixtral's context is 32,768 tokens, whose scores fit no device: the default is 4,096.
     "mixtral-8x7b": Config(
-        32, 4096, 14336, 32, 8, seq=4096, vocab=32000, theta=1e6, group=256, capacity=0, remat="all"
+        32, 4096, 14336, 32, 8, seq=4096, vocab=32000, theta=1e6, capacity=1.05, ranks=8, remat="all"
     ),
     # DeepSeekMoE has a dense perceptron in its first layer; here all layers are equal.
     "deepseek-moe-16b": Config(
         *(28, 2048, 1408, 16, 16, 128, 4096, 102400, 1e4),
         experts=64,
         choices=6,
+        capacity=1.05,
+        ranks=8,
         shared=2 * 1408,
         weighed=False,
         remat="all",
@@ -102,30 +119,58 @@ class Experts(nnx.Module):
         hidden = md.silu(md.dot(x, self.gate, over="embed")) * md.dot(x, self.up, over="embed")
         return md.dot(hidden, self.down, over="hidden")
 
+    @property
+    def weights(self) -> ExpertWeights:
+        """The same, for ``dropless``."""
+        return ExpertWeights(*(w.get_value().array for w in (self.up, self.down, self.gate)))
+
 
 class Mixture(nnx.Module):
-    """Router and experts: ``[batch seq embed]`` to the same, and the balance loss."""
+    """Router and experts: ``[batch seq embed]`` to the same, and what balancing adds to the loss."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
         self.config = config
         self.router, self.experts = Matrix(sizes, "embed", "gates", rngs), Experts(sizes, rngs)
+        if config.bias:
+            self.bias = nnx.Param(md.zeros(sizes("gates")))
         if config.shared:
             self.shared = llama.Perceptron(md.dims(f"embed={config.embed} hidden={config.shared}"), rngs)
 
     def __call__(self, x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
-        """Returns the combined output of the chosen experts, and the balance loss."""
+        """Returns the combined output of the chosen experts, and what balancing adds to the loss."""
+        out, balance = self._dropless(x) if self.config.ranks else self._with_slots(x)
+        return out + self.shared(x) if self.config.shared else out, balance
+
+    def _with_slots(self, x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
         groups = md.split(x, seq=f"group place={self.config.group}")
-        probabilities = md.softmax(self.router(groups), over="gates")
-        chosen, weights = choose_experts(probabilities, self.config)
-        slots = assign_slots(chosen, weights, self.config.slots)
+        chances = md.softmax(self.router(groups), over="gates")
+        where, weights, balance = self._choose(chances)
+        slots = assign_slots(md.one_hot(where, f"experts={self.config.experts}"), weights, self.config.slots)
         dispatched = md.dot((slots > 0).astype(x.dtype), groups, over="place")
-        out = md.merge(md.dot(slots, self.experts(dispatched), over="experts slots"), seq="group place")
-        return out + self.shared(x) if self.config.shared else out, balance_loss(chosen, probabilities)
+        return md.merge(md.dot(slots, self.experts(dispatched), over="experts slots"), seq="group place"), balance
+
+    def _dropless(self, x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+        where, weights, balance = self._choose(md.softmax(self.router(x), over="gates"))
+        dims = _all_but(x, "embed")
+        tokens, where, weights = (
+            md.order(each, f"{dims} {last}").array
+            for each, last in ((x, "embed"), (where, "choices"), (weights, "choices"))
+        )
+        ranks, replicas, capacity = self.config.ranks, self.config.replicas, self.config.capacity
+        out = dropless(tokens, where, weights, self.experts.weights, ranks, replicas, capacity)
+        return md.named(out, f"{dims} embed"), balance
+
+    def _choose(self, chances: md.Tensor) -> tuple[md.Tensor, md.Tensor, md.Tensor]:
+        """Returns the experts of each token, their weights, and what balancing adds to the loss."""
+        bias = self.bias if self.config.bias else None
+        where, weights = choose_experts(chances, self.config, bias)
+        chosen = md.one_hot(where, f"experts={self.config.experts}")
+        return where, weights, BALANCE * balance_loss(chosen, chances) if bias is None else bias_loss(chosen, bias)
 
 
 class Block(nnx.Module):
-    """A pre-norm block of attention and mixture; the balance losses of all blocks are summed."""
+    """A pre-norm block of attention and mixture; what balancing adds to the loss is summed over blocks."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
@@ -133,7 +178,7 @@ class Block(nnx.Module):
         self.attention, self.mixture = llama.Attention(sizes, config.theta, rngs), Mixture(config, rngs)
 
     def __call__(self, state: tuple[md.Tensor, md.Tensor]) -> tuple[md.Tensor, md.Tensor]:
-        """Returns ``x`` after the block, and the sum of balance losses so far."""
+        """Returns ``x`` after the block, and the sum of what balancing adds to the loss."""
         x, total = state
         x = x + self.attention(self.norm1(x))
         out, balance = self.mixture(self.norm2(x))
@@ -147,32 +192,37 @@ class Model(llama.Llama):
         super().__init__(config, rngs, Block)
 
     def __call__(self, tokens: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
-        """Returns logits ``[batch seq vocab]`` of tokens ``[batch seq]``, and the balance loss."""
+        """Returns logits ``[batch seq vocab]`` of tokens ``[batch seq]``, and what balancing adds to the loss."""
         x, balance = self.blocks((md.take(self.embed, tokens, over="vocab"), jnp.zeros(())))
         return self.head(self.norm(x)), balance
 
 
-def choose_experts(chances: md.Tensor, config: Config) -> tuple[md.Tensor, md.Tensor]:
+def choose_experts(chances: md.Tensor, config: Config, bias: md.Tensor | None = None) -> tuple[md.Tensor, md.Tensor]:
     """Chooses the experts of each token, most probable first.
 
     Args:
-      chances: the router's probabilities, ``[batch group place gates]``.
+      chances: the router's probabilities, ``[... gates]``.
       config: for ``choices`` and ``weighed``.
+      bias: added to the probabilities for the choice, but not for the weights, ``[gates]``.
 
     Returns:
-      One-hot experts, ``[batch group place choices experts]``, and weights, ``[batch group place choices]``.
+      Experts and weights, ``[... choices]``.
     """
-    best, where = (md.rename(x, gates="choices") for x in md.top_k(chances, config.choices, over="gates"))
-    weights = best / md.sum(best, over="choices") if config.weighed else best
-    return md.one_hot(where, f"experts={config.experts}"), weights
+    best, where = (
+        md.rename(x, gates="choices")
+        for x in md.top_k(chances if bias is None else chances + bias, config.choices, over="gates")
+    )
+    if bias is not None:
+        best = md.dot(md.one_hot(where, f"gates={config.experts}"), chances, over="gates")
+    return where, best / md.sum(best, over="choices") if config.weighed else best
 
 
 def assign_slots(chosen: md.Tensor, weights: md.Tensor, slots: int) -> md.Tensor:
     """Assigns slots in token order, all first choices before all second choices; the rest is dropped.
 
     Args:
-      chosen: one-hot experts from ``choose_experts``.
-      weights: their weights.
+      chosen: one-hot experts of ``choose_experts``, ``[batch group place choices experts]``.
+      weights: their weights, ``[batch group place choices]``.
       slots: slots per expert.
 
     Returns:
@@ -186,19 +236,42 @@ def assign_slots(chosen: md.Tensor, weights: md.Tensor, slots: int) -> md.Tensor
 
 def balance_loss(chosen: md.Tensor, chances: md.Tensor) -> md.Tensor:
     """Returns experts * sum(token share * mean probability), 1 when balanced (Switch, equation 4)."""
-    share = md.mean(chosen, over="batch group place choices")
-    chance = md.rename(md.mean(chances, over="batch group place"), gates="experts")
-    return share.shape["experts"] * md.sum(share * chance)
+    chance = md.rename(md.mean(chances, over=_all_but(chances, "gates")), gates="experts")
+    return chosen.shape["experts"] * md.sum(md.mean(chosen, over=_all_but(chosen, "experts")) * chance)
+
+
+def bias_loss(chosen: md.Tensor, bias: md.Tensor) -> md.Tensor:
+    """Returns 0, whose gradient by ``bias`` is 1 for experts of more than the mean share of tokens, and -1 for others.
+
+    With gradient descent of rate u, experts get the updates of DeepSeek-V3: u less, or u more.
+    """
+    share = md.rename(md.mean(chosen, over=_all_but(chosen, "experts")), experts="gates")
+    above = md.sum(bias * md.sign(md.stop_gradient(share) - 1 / bias.shape["gates"]))
+    return above - md.stop_gradient(above)
+
+
+def _all_but(x: md.Tensor, dim: str) -> str:
+    return " ".join(name for name in x.dims if name != dim)
 
 
 def loss(model: Model, batch: dict[str, md.Tensor]) -> md.Tensor:
-    """Returns the mean cross-entropy of the next tokens plus the weighted balance loss."""
+    """Returns the mean cross-entropy of the next tokens plus what balancing adds."""
     logits, balance = model(batch["inputs"])
-    return md.mean(md.cross_entropy(logits, batch["targets"], over="vocab")) + BALANCE * balance
+    return md.mean(md.cross_entropy(logits, batch["targets"], over="vocab")) + balance
 
 
 def program(config: Config | str, rules: md.Rules | str, batch: int = 64, seq: int | None = None) -> md.Program:
     """Returns a training step with AdamW, as shapes: ``step(params, opt_state, batch)``; arguments as for ``llama``."""
     sizes = CONFIGS[config] if isinstance(config, str) else config
     shapes = token_batch(batch, seq or sizes.seq)
-    return flax_program(lambda rngs: Model(sizes, rngs), loss, shapes, rules, adamw(sizes.rate))
+    optimizer = adamw(sizes.rate)
+    if sizes.bias:
+        optimizer = optax.partition({"weights": optimizer, "bias": optax.sgd(sizes.bias)}, _label_bias)
+    return flax_program(lambda rngs: Model(sizes, rngs), loss, shapes, rules, optimizer)
+
+
+def _label_bias(params: Any) -> Any:
+    """Returns which optimizer updates each parameter."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "bias" if any(getattr(key, "key", None) == "bias" for key in path) else "weights", params
+    )
