@@ -129,7 +129,8 @@ def dropless(
     owned = jax.tree.map(lambda w: w.reshape(ranks, count // ranks, *w.shape[1:]), params)
     routing = _route(form, blocks(experts).reshape(replicas, ranks, -1), count)
     given = _constrained(blocks(x), layout), blocks(weights), owned
-    return (_round(form, 0, routing, *given) + _further(form, routing, *given)).reshape(x.shape)
+    further = _further(form, routing, *given)  # in front, so that what the first round keeps is not there meanwhile
+    return (_round(form, 0, routing, *given) + further).reshape(x.shape)
 
 
 def _check(
