@@ -1,7 +1,7 @@
 """Experts without drops: routed tokens go to their experts' devices and back, in as many rounds as routing needs.
 
-Gale et al., MegaBlocks, 2022, section 5, and DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.2.2: all-to-alls
-of the routed tokens, there and back, forward and backward. Slots are exactly those of balanced routing here, so that
+Gale et al., MegaBlocks, 2022, section 5; DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.2.2: all-to-alls of
+the routed tokens, there and back, forward and backward. Slots are exactly those of balanced routing here, so that
 further rounds, which the plan lists at no cost, run whenever it is not. The numbers of tokens per device and expert are
 gathered, from which each device knows what it receives, and in how many rounds.
 """
