@@ -5,14 +5,14 @@ Most operations run their own primitive on the blocks and have no entry. The fil
 
     registry      ``@local(names)``, ``run_local``, and where a device stands on the mesh
     collectives   reshard steps as collectives, and exchanges between the devices of a split dim
-    reduction, shape, indexing, convolution, linalg, random     one program per primitive
+    matmul, reduction, shape, indexing, convolution, linalg, random     one program per primitive
     shard_map     the user's collectives
 
 A program uses ``jax.lax`` and positions on named axes only, so the code that runs under ``shard_map`` is the code that
 the rules are proved with under ``jax.vmap(axis_name=...)``.
 """
 
-from meshdsl.lowering.local import convolution, indexing, linalg, random, reduction, shape, shard_map
+from meshdsl.lowering.local import convolution, indexing, linalg, matmul, random, reduction, shape, shard_map
 from meshdsl.lowering.local.registry import Local, bind, local, run_local
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "indexing",
     "linalg",
     "local",
+    "matmul",
     "random",
     "reduction",
     "run_local",

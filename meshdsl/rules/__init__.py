@@ -10,7 +10,7 @@ that one device runs:
 
     registry      ``@rule(names)``, ``RULES``, and the table of an operation
     elementwise   one table of properties for all elementwise operations       (runs unchanged on blocks)
-    matmul        dot_general, scaled and ragged products: bilinear            (runs unchanged on blocks)
+    matmul        dot_general, scaled and ragged products: bilinear
     reduction     reductions, running reductions, sort, top_k, argmax
     shape         data movement: reshape, transpose, pad, slice, roll, ...
     indexing      gather, scatter, dynamic slices
