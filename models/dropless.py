@@ -13,7 +13,8 @@ go in further rounds, which run only as often as the fullest pair needs. Balance
 
 The functions see whole arrays: a rank owns ``experts / ranks`` experts and as many tokens as every other one, and the
 exchange is a transpose of two dims of length ``ranks``, which is an all-to-all where a mesh axis splits ``ranks``.
-Each rank also sends how many tokens it has per expert, so that owners know what is in which slot.
+Each rank also sends how many tokens it has per expert, so that owners know what is in which slot, and the tokens'
+weights, so that the backward pass needs neither the results of the experts nor their way back again.
 
 Values and gradients are gathered, never scattered: a slot knows its token and a token its slots, so either direction
 reads at known places. Further rounds run their forward pass again in the backward pass, and keep nothing.
@@ -121,7 +122,7 @@ def dropless(
     """
     count, choices = _check(x, experts, weights, params, ranks, replicas, capacity)
     tokens = experts.size // choices // (replicas * ranks)
-    form = _Form(ranks, max(1, int(capacity * tokens * choices / ranks)), layout, activation)
+    form = _Form(ranks, max(1, min(int(capacity * tokens * choices / ranks), tokens * choices)), layout, activation)
 
     def blocks(given: jax.Array) -> jax.Array:
         return given.reshape(replicas, ranks, tokens, given.shape[-1])
@@ -215,14 +216,17 @@ def _round(form: _Form, index: Any, routing: _Routing, x: jax.Array, weights: ja
     place = routing.place - first
     slot = jnp.where((place >= 0) & (place < form.slots), routing.owner * form.slots + place, slots)
 
-    sent = _gather(x, entry // choices, slot.reshape(weights.shape))
-    made = _exchange(form, _run(form, index, routing, _exchange(form, sent), params))
-    each = _gather(made, slot, entry[..., None])
-    return jnp.sum(each.reshape(*weights.shape, -1) * weights[..., None].astype(x.dtype), -2)
+    rows = _exchange(form, _gather(x, entry // choices, slot.reshape(weights.shape)))
+    scales = _exchange(form, _gather(weights.reshape(*slot.shape, 1).astype(x.dtype), entry, slot[..., None]))
+    made = _exchange(form, _run(form, index, routing, rows, scales, params))
+    return jnp.sum(_gather(made, slot, entry[..., None]).reshape(*weights.shape, -1), -2)
 
 
-def _run(form: _Form, index: Any, routing: _Routing, rows: jax.Array, params: Any) -> jax.Array:
-    """Returns each owner's experts on the rows that it received."""
+def _run(form: _Form, index: Any, routing: _Routing, rows: jax.Array, scales: jax.Array, params: Any) -> jax.Array:
+    """Returns each owner's experts on the rows that it received, times the ``scales`` of these rows.
+
+    Hidden rows are scaled, not results, so that the backward pass needs no results.
+    """
     at = index * form.slots + jnp.arange(form.slots)
     each = routing.ends.shape[-1]
     expert = jnp.sum(at >= routing.ends[..., None], -2).reshape(rows.shape[:3])  # ``each`` in empty slots
@@ -233,10 +237,10 @@ def _run(form: _Form, index: Any, routing: _Routing, rows: jax.Array, params: An
     def product(rows: jax.Array, matrices: jax.Array) -> jax.Array:
         return lax.ragged_dot_general(rows, jnp.broadcast_to(matrices, (len(rows), *matrices.shape)), sizes, _BY_EXPERT)
 
-    rows = _gather(rows, order, back[..., None])
+    rows, scales = (_gather(each, order, back[..., None]) for each in (rows, scales))
     hidden = product(rows, params.up)
     hidden = form.activation(hidden) if params.gate is None else form.activation(product(rows, params.gate)) * hidden
-    return _gather(product(hidden, params.down), back, order[..., None])
+    return _gather(product(hidden * scales, params.down), back, order[..., None])
 
 
 # [replicas ranks rows k] and [replicas ranks e k n] -> [replicas ranks rows n]
@@ -306,11 +310,20 @@ def _rows(x: jax.Array, where: jax.Array) -> jax.Array:
     return made
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _exchange(form: _Form, rows: jax.Array) -> jax.Array:
-    """Returns ``[replicas ranks slots embed]`` with the slots of a pair of ranks at the other one."""
+    """Returns ``[replicas ranks slots embed]`` with the slots of a pair of ranks at the other one.
+
+    It is its own inverse and transpose; as the backward pass, it states the layout of gradients too.
+    """
     rows = _constrained(rows, form.layout)
     pairs = rows.reshape(*rows.shape[:2], form.ranks, form.slots, rows.shape[-1])
     return _constrained(jnp.swapaxes(pairs, 1, 2).reshape(rows.shape), form.layout)
+
+
+_exchange.defvjp(
+    lambda form, rows: (_exchange(form, rows), None), lambda form, _, cotangent: (_exchange(form, cotangent),)
+)
 
 
 def _constrained(rows: jax.Array, layout: str) -> jax.Array:

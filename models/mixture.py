@@ -57,6 +57,7 @@ class Config(llama.Config):
       ranks: owners of equal parts of the experts, between which tokens are exchanged without drops, see
         ``models.dropless``: the devices that split ``experts``. 0 for slots, beyond which tokens are dropped.
       replicas: groups of ``ranks`` that have all experts each.
+      layout: of tokens between ranks, see ``models.dropless``; empty for that of the fastest plan.
       bias: by how much a step changes the bias of an expert that more or fewer tokens than the mean chose; 0 for the
         balance loss.
     """
@@ -69,6 +70,7 @@ class Config(llama.Config):
     weighed: bool = True
     ranks: int = 0
     replicas: int = 1
+    layout: str = ""
     bias: float = 0.0
 
     @property
@@ -157,8 +159,9 @@ class Mixture(nnx.Module):
             md.order(each, f"{dims} {last}").array
             for each, last in ((x, "embed"), (where, "choices"), (weights, "choices"))
         )
-        ranks, replicas, capacity = self.config.ranks, self.config.replicas, self.config.capacity
-        out = dropless(tokens, where, weights, self.experts.weights, ranks, replicas, capacity)
+        config = self.config
+        form = config.ranks, config.replicas, config.capacity, config.layout
+        out = dropless(tokens, where, weights, self.experts.weights, *form)
         return md.named(out, f"{dims} embed"), balance
 
     def _choose(self, chances: md.Tensor) -> tuple[md.Tensor, md.Tensor, md.Tensor]:

@@ -2,8 +2,9 @@
 
 Gale et al., MegaBlocks, 2022, section 5; DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.2.2: all-to-alls of
 the routed tokens, there and back, forward and backward. Slots are exactly those of balanced routing here, so that
-further rounds, which the plan lists at no cost, run whenever it is not. The numbers of tokens per device and expert are
-gathered, from which each device knows what it receives, and in how many rounds.
+further rounds, which the plan lists at no cost, run whenever it is not. A token's weight travels with it, and its
+gradient back. The numbers of tokens per device and expert are gathered, from which each device knows what it receives,
+and in how many rounds.
 """
 
 import jax
@@ -43,11 +44,12 @@ mesh = md.Mesh(data=8, topology=md.Topology("small", 1e8, 1e8, 1e9, 4e9, 0.0, li
 program = md.Program(step, (params, batch), layouts={"**": "data=S(0)", **whole})
 
 t = 4 * TOKENS * CHOICES * EMBED  # bytes of all routed tokens
+w = 4 * TOKENS * CHOICES  # bytes of their weights
 c = 4 * 8 * EXPERTS  # bytes of the numbers of tokens per device and expert
 n = 4 * (EMBED**2 + EMBED * EXPERTS)  # bytes of the data-parallel parameters
-sizes = {"t": t, "c": c, "n": n, "k": 8}
+sizes = {"t": t, "w": w, "c": c, "n": n, "k": 8}
 published = {
-    "all-to-all over data": "2 * 2 * t / k * (k - 1) / k",
+    "all-to-all over data": "2 * (2 * t + w) / k * (k - 1) / k",
     "all-gather over data": "c * (k - 1) / k",
     "all-reduce over data": "2 * n * (k - 1) / k",
 }

@@ -1,6 +1,7 @@
 """The local program of ragged products with batch dims: one product per batch.
 
-The compiler for TPUs takes the group sizes of one batch only (libtpu 0.0.52). On a device that has one batch, as where experts are split over all devices, the program is one product.
+The compiler for TPUs takes the group sizes of one batch only (libtpu 0.0.52). On a device that has one batch, as where
+experts are split over all devices, the program is one product.
 """
 
 from collections.abc import Sequence
