@@ -1,6 +1,6 @@
 """Experts without drops: what plans multiply and send, beside what balanced routing needs.
 
-python -m bench.experts prints a table of docs/evidence/models.md; steps are planned but not run. The last column is processor time.
+python -m bench.experts prints a table of docs/evidence/models.md; steps are planned, in processor time, but not run.
 """
 
 from collections import Counter
