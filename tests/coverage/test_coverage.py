@@ -1,6 +1,5 @@
 """One case of each primitive; `make coverage` runs all of them. And that the judge can say no."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -10,14 +9,6 @@ from meshdsl.rules import RULES
 from tests.coverage.cases import cases
 from tests.coverage.judge import judge
 from tests.coverage.page import Result, page
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_quickly():
-    """Nearly all of the time here is XLA's."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize("case", cases(limit=1), ids=lambda case: case.primitive)

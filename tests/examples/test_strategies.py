@@ -2,7 +2,6 @@
 
 import sys
 
-import jax
 import pytest
 
 from bench.strategies import FILES, PAGE, Strategy, sent_by_collective
@@ -10,14 +9,6 @@ from meshdsl.api import parallelize
 from tests.models.values import filled
 
 NAMES = [file.stem for file in FILES]
-
-
-@pytest.fixture(autouse=True)
-def compiled_fast():
-    """Nearly all of the time is XLA's."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize("file", FILES, ids=NAMES)

@@ -17,14 +17,6 @@ LINKS = (Link(latency=1e-6, bandwidth=1e7),)
 MESH = md.Mesh(data=8, topology=md.Topology("small", 1e8, 1e8, 1e9, 4e9, 0.0, LINKS))
 
 
-@pytest.fixture(autouse=True)
-def compiled_fast():
-    """Nearly all of the time is XLA's."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.parametrize(("to", "lost"), [("bfloat16", 0.0017), ("float8_e4m3fn", 0.026), ("int8", 0.0065)])
 def test_rounding_loses_little(to, lost):
     assert np.isclose(rounding_error(NORMAL, to), lost, rtol=0.1)

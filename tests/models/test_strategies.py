@@ -86,14 +86,6 @@ def run(family, strategy):
     sharded.check(*args)
 
 
-@pytest.fixture
-def compiled_fast():
-    """Nearly all of the time is XLA's."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.parametrize("family, strategy", RUN)
-def test_a_planned_step_runs_as_planned_with_the_unsharded_numbers(family, strategy, compiled_fast):
+def test_a_planned_step_runs_as_planned_with_the_unsharded_numbers(family, strategy):
     run(family, strategy)

@@ -12,14 +12,6 @@ SLOW = Topology("slow links", 1e6, 1e6, 4e9, 4e9, 0.0, (Link(latency=0.0, bandwi
 WIDTHS = {"y=2,x=4": 5, "x=2,y=3": 7}  # of a first kernel that leaves 48 of a side that can be split
 
 
-@pytest.fixture(autouse=True)
-def compiled_fast():
-    """Nearly all of the time is XLA's."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def conv(x, kernel, stride=1, spread=1, padding="SAME"):
     names = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, padding, None, (spread,) * 2, names)

@@ -17,14 +17,6 @@ GRADIENTS = [name for name, program in PROGRAMS.items() if program.gradient is n
 SCALARS = 64  # bytes of sums over the grid
 
 
-@pytest.fixture
-def compiled_fast():
-    """Nearly all of the time is XLA's."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def sent_rows(function):
     """Rows that a device sends."""
     u = jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32)
@@ -85,7 +77,6 @@ REAL = {  # together they have every kind of exchange, and programs with two or 
 }
 
 
-@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize("group", REAL)
 def test_runs_as_planned(group):
     def step(u):
@@ -98,7 +89,6 @@ def test_runs_as_planned(group):
     sharded.check(u)
 
 
-@pytest.mark.usefixtures("compiled_fast")
 def test_planes_run_as_planned():
     def step(u):
         return {name: with_gradient(function)(u) for name, (function, *_) in PLANES.items()}

@@ -13,14 +13,6 @@ from tests.trace.interpreter import run
 LENGTHS = (8, 9)
 
 
-@pytest.fixture(autouse=True)
-def compiled_fast():
-    """Nearly all of the time is XLA's."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def equal(step, *args, compiled=jax.jit):
     program = trace(step, args)
     made, expected = compiled(lambda *xs: run(program, *xs))(*args), jax.jit(step)(*args)
