@@ -8,16 +8,13 @@ import pytest
 
 from meshdsl.api.sharded import Sharded
 from meshdsl.pytest_plugin import UPDATE
+from tests.quick_compiles import compile_quickly
 
 jax.config.update("jax_num_cpu_devices", 8)
 os.environ["MESHDSL_TOPOLOGIES"] = "nowhere"  # plans are those of the presets, whatever was measured on this machine
 os.environ.setdefault("NPROC", "32")  # or kernels and collectives may wait for each other (docs/evidence/fuzz.md)
 
-# Most of the time is XLA's: it need not optimize machine code here, nor in processes that tests start.
-jax.config.update("jax_disable_most_optimizations", True)
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-if jax.__version_info__ < (0, 12):  # later compilers have no such flag
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+compile_quickly()
 
 GOLDEN = Path(__file__).parent / "golden"
 SUMS_CHECKED = (  # modules whose ``verify`` also checks sums, together every form of lowering; the others save the time

@@ -19,6 +19,7 @@ from tests.coverage import audit
 from tests.coverage.cases import Case, cases
 from tests.coverage.judge import judge
 from tests.coverage.page import Result, page
+from tests.quick_compiles import compile_quickly
 
 FORGET = 100  # compiled programs are kept until so many cases have run
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(".cache/coverage"), help="folder of what was found so far")
     parser.add_argument("--page", type=Path, default=Path("docs/evidence/coverage.md"))
     asked = parser.parse_args()
-    jax.config.update("jax_disable_most_optimizations", True)  # nearly all of the time is XLA's
+    compile_quickly()
     file = asked.results / f"jax-{jax.__version__}.jsonl"
     known = {} if asked.again else read(file)
     sweep([case for case in cases(asked.primitive, asked.limit) if case.name not in known], file)

@@ -30,6 +30,7 @@ from bench.report import versions
 from tests.coverage.cases import Case, cases
 from tests.fuzz.alarms import is_wrong
 from tests.fuzz.compiled import Worker
+from tests.quick_compiles import compile_quickly
 
 MESHES = ({"data": 4, "model": 2}, {"data": 3, "model": 2}, {"data": 5}, {"data": 7})
 WAYS = ("jit", "explicit", "shard_map")
@@ -95,16 +96,16 @@ def _judged(
     with jax.set_mesh(mesh):
         refused = ""
         for program, whole, shardings in _programs(way, step, leaves, mesh, specs):
-            placed = [jax.device_put(x, at) for x, at in zip(leaves, shardings, strict=True)]
+            shapes = [_shape(x, at) for x, at in zip(leaves, shardings, strict=True)]
             try:
-                program.lower(*placed)
+                program.lower(*shapes)
                 break
             except Exception as error:
                 refused = refused or _line(error)
         else:
             return "refused by jax", refused
         try:
-            check = md.inspect(program, *placed).check(limit=LIMIT, raises=False)
+            check = md.inspect(program, *shapes).check(limit=LIMIT, raises=False)
         except md.CheckError as error:
             return "not followed", _line(error)
         except jax.errors.JaxRuntimeError as error:
@@ -119,6 +120,11 @@ def _judged(
     rng = np.random.default_rng(0)
     real = is_wrong(program, whole, leaves, shardings, rng, ROUNDING.get(bytes_, 1e-4))
     return "wrong on devices too" if real else "FALSE ALARM", str(check)
+
+
+def _shape(x: Any, at: NamedSharding) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=at, weak_type=aval.weak_type)
 
 
 def _programs(
@@ -183,10 +189,16 @@ def main() -> None:
     parser.add_argument("--primitive", default="*", metavar="GLOB", help="only these primitives")
     parser.add_argument("--limit", type=int, help="at most so many cases of each primitive")
     parser.add_argument("--every", type=int, default=1, help="one case in so many of each primitive")
+    parser.add_argument("--start", type=int, default=0, help="leave out so many cases at the start")
+    parser.add_argument(
+        "--part", default="1/1", help="2/3: the second of three equal parts"
+    )
     asked = parser.parse_args()
+    compile_quickly()
+    part, parts = map(int, asked.part.split("/"))
     counts, reasons, start = Counter[str](), Counter[str](), time.time()
     count, worker, answered = len(chosen(asked.primitive, asked.limit, asked.every)), Worker(judged), 0
-    todo = [(i, min(i + BATCH, count)) for i in range(0, count, BATCH)]
+    todo = [(i, min(i + BATCH, count)) for i in range(asked.start, count, BATCH)][part - 1 :: parts]
     while todo:
         at = todo.pop(0)
         try:

@@ -39,6 +39,7 @@ from tests.fuzz.generator import Batch, Case, batches
 from tests.fuzz.run import SETTINGS
 from tests.fuzz.worker import STILL
 from tests.lowering.simulation.mutants import Mutant, mutants
+from tests.quick_compiles import compile_quickly
 
 CASES, LIMIT = 6, 1e8
 SHORT = ("bfloat16", "float16", "float8")
@@ -248,6 +249,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=2000, help="0 for none")
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     asked = parser.parse_args()
+    compile_quickly()
     total, start, worker = Sweep(asked.mutants, asked.seed), time.time(), Worker(_counted)
     for run in count():
         try:

@@ -9,13 +9,14 @@ import time
 import jax
 
 from tests.models.test_strategies import FAMILIES, PLANNED, run
+from tests.quick_compiles import compile_quickly
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("family", nargs="*", choices=FAMILIES, help="default: all")
     asked = parser.parse_args().family
-    jax.config.update("jax_disable_most_optimizations", True)  # nearly all of the time is XLA's
+    compile_quickly()
     for family, strategy in PLANNED:
         if family in (asked or FAMILIES):
             begun = time.time()

@@ -26,6 +26,7 @@ import meshdsl as md
 from meshdsl.pins import UserPins
 from meshdsl.pipelining import stage_buffers, to_microbatches, whole_function
 from meshdsl.trace import trace
+from tests.quick_compiles import compile_quickly
 
 NAMES = ("1f1b", "gpipe", "interleaved", "zb")
 TABLES = ("1f1b", "interleaved", "zb-h1", "zb-v")
@@ -185,7 +186,7 @@ def main():
     options.add_argument("--traced", action="store_true", help="only the numbers, on one device, without other axes")
     asked = options.parse_args()
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_disable_most_optimizations", True)
+    compile_quickly()
     stage_buffers.uninitialized = nan
     found = [case for case in cases() if not asked.traced or case.model == case.data == 1]
     random.Random(asked.seed).shuffle(found)
