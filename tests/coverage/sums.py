@@ -190,9 +190,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="at most so many cases of each primitive")
     parser.add_argument("--every", type=int, default=1, help="one case in so many of each primitive")
     parser.add_argument("--start", type=int, default=0, help="leave out so many cases at the start")
-    parser.add_argument(
-        "--part", default="1/1", help="2/3: the second of three equal parts"
-    )
+    parser.add_argument("--part", default="1/1", help="2/3: the second of three equal parts")
     asked = parser.parse_args()
     compile_quickly()
     part, parts = map(int, asked.part.split("/"))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from meshdsl.errors import LayoutError, MemoryLimitError, faults, shortened
 from meshdsl.ir.graph import Value, walk
+from meshdsl.ir.host import TO_DEVICE
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.bounds.trivial import least_memory
@@ -47,6 +48,9 @@ def infeasible_error(
     names = {v.id: f"{op.name} at {op.source}" for _, op in walk(program.graph) for v in op.outputs}
     for value, leaf, pin in zip(program.graph.inputs, program.inputs, pins.inputs, strict=True):
         names[value.id] = f"{leaf.path}, pinned to {pin}" if pin.axes else leaf.path
+    for _, op in walk(program.graph):
+        if op.name == TO_DEVICE and isinstance(x := op.inputs[0], Value):
+            names[op.outputs[0].id] = f"{names[x.id]}, from the host's memory"
     rows = [f"{bytes_text(size)}: {names.get(v, 'a slice in a loop')}" for v, size in smallest.bytes_by_value()]
 
     forward = {v.id for _, op in walk(program.graph) if op.phase == FORWARD for v in op.outputs}
