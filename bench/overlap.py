@@ -276,12 +276,13 @@ operand, in straight code and in the body of a scan. `Topology.asynchronous` of 
 run beside products on its chips, with the source of each in its file."""
 MODELS_TEXT = f"""## Steps of models
 
-Training steps of {GPT.layers} layers of {GPT.embed:,}, recomputed: in bfloat16 with {SEQUENCES} sequences of 1,024 per device of
-`data`, ViT in float32 with {IMAGES} images; seconds per step at the topology's prices. *Planned* is all
-communication of the plan; *could be hidden* what a system hides that sends across iterations of loops (`across_loops`), as every plan
-promised before topologies said what their compilers do; *called hidden* what the plan promises now,
-`plan.seconds - plan.simulated_seconds`. Then the seconds of the compiled collectives, and how many of them
-are covered: of our program, and of `jax.jit` with the same layouts of arguments and results. *Step* is
+Training steps of {GPT.layers} layers of {GPT.embed:,}, recomputed: in bfloat16 with {SEQUENCES} sequences of 1,024
+per device of `data`, ViT in float32 with {IMAGES} images; seconds per step at the topology's prices. *Planned*
+is all communication of the plan; *could be hidden* what a system hides that sends across iterations of
+loops (`across_loops`), as every plan promised before topologies said what their compilers do; *called hidden*
+what the plan promises now, `plan.seconds - plan.simulated_seconds`. Then the seconds of the compiled
+collectives, and how many of them are covered: of our program, and of `jax.jit` with the same layouts of
+arguments and results. *Step* is
 `plan.simulated_seconds`, *replayed* what the compiled schedule of our program takes at the same prices
 ([how](../concepts/execution.md)). Memory is
 limited to {SHARE:.0%} of what the plan takes without a limit, so that parameters are gathered in the loop
