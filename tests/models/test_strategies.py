@@ -11,6 +11,7 @@ from meshdsl.api.plan_variants import plan_best_variant
 from meshdsl.layouts.topology import Link
 from meshdsl.models import dlrm, gpt, llama, mixture, mlp, recurrent, resnet, t5, vit
 from meshdsl.pins import UserPins
+from meshdsl.planner.limits import EFFORTS
 from meshdsl.trace import trace
 from tests.models.values import start
 
@@ -69,7 +70,7 @@ def stated(rules):
 @pytest.mark.parametrize("family, strategy", PLANNED)
 def test_a_plan_splits_what_the_strategy_says(family, strategy):
     rules = md.Rules.of(FAMILIES[family][0].RULES[strategy])
-    plan = plan_best_variant(traced(family), MESH, UserPins(rules=rules)).plan
+    plan = plan_best_variant(traced(family), MESH, UserPins(rules=rules), limits=EFFORTS["default"]).plan
     split = {(dim, axis) for x in plan.inputs for i, dim in enumerate(x.dims) for axis in x.layout.splitting(i)}
     assert split >= stated(rules)
     assert plan.gap < 0.1
