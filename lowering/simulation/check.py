@@ -320,7 +320,7 @@ class _Stage:
     def _without_rounding(self, seed: int, found: list[ResultCheck]) -> list[ResultCheck]:
         """Results that differ from the step no more than it does from itself, but for rounding, are left open."""
         unstable = self._pair.unstable(seed, self._limit)
-        why = Unfollowed(self._pair.result(), "rounding errors of random arguments change it: compare by running it")
+        why = Unfollowed(self._pair.result(), "rounding errors change it: compare by running it")
         return [
             replace(x, differs=False, unfollowed=why) if x.differs and x.rounded and x.index in unstable else x
             for x in found

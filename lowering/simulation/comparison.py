@@ -14,7 +14,7 @@ import numpy as np
 from meshdsl.lowering.hlo.parse import Instruction, Module, arrays, members
 from meshdsl.lowering.simulation import contraction, exchange, indexing, pointwise, shaping, windows
 from meshdsl.lowering.simulation.interpreter import Body, Devices, Observer, Unfollowed, Value
-from meshdsl.lowering.simulation.numbers import Array, Numbers, PrimeField, Reals
+from meshdsl.lowering.simulation.numbers import Array, Numbers, PrimeField, Reals, RoundedConstants
 from meshdsl.lowering.simulation.operation import Operation, Unreadable, dtype_of, float_type, kind_of
 from meshdsl.lowering.simulation.sharding import Blocks, blocks_of
 
@@ -105,9 +105,10 @@ class ProgramPair:
         return {}, {}
 
     def unstable(self, seed: int, limit: float) -> set[int]:
-        """Returns the results of the reference that rounding errors of its arguments change, in float64, for a seed.
+        """Returns the results of the reference that rounding errors change, in float64, for a seed.
 
-        So do those of iterations that do not converge for random numbers.
+        Errors are of its arguments, which change iterations that do not converge for random numbers, and of its
+        constants, which change what would otherwise cancel, such as a sum of deviations from a mean.
         """
         numbers, rng = Reals(), np.random.default_rng(seed)
         given = self.arguments(numbers, seed)
@@ -115,7 +116,8 @@ class ProgramPair:
             x * (1 + _NUDGE * rng.standard_normal(x.shape)) if isinstance(x, np.ndarray) and x.dtype.kind in "fc" else x
             for x in given
         ]
-        runs = (Devices(self.reference, self.count, numbers, FUNCTIONS, limit).run(x) for x in (given, nudged))
+        tried = (numbers, given), (RoundedConstants(rng), nudged)
+        runs = (Devices(self.reference, self.count, each, FUNCTIONS, limit).run(x) for each, x in tried)
         count = len(self.result_blocks())
         pairs = enumerate(zip(*(_flat(run, count) for run in runs), strict=True))
         return {i for i, (a, b) in pairs if isinstance(a, Unfollowed) or differs(numbers, b, [a[0]])}

@@ -286,3 +286,15 @@ class Reals:
         with np.errstate(all="ignore"):
             near = np.abs(a - np.where(finite, b, 0.0)) <= _TOLERANCE * max(scale, _SMALL)
         return finite & ~near
+
+
+class RoundedConstants(Reals):
+    """float64 with constants as a compiler may round them: off by about half a unit in the last place of float32."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def of(self, values: Array) -> Array:
+        """Returns the values as float64, a little off."""
+        exact = super().of(values)
+        return np.asarray(exact * (1 + 2.0**-24 * self._rng.standard_normal(exact.shape)))

@@ -179,6 +179,18 @@ def test_sums_that_cancel():
     assert md.inspect(step, shape((16, 12), "x", "y")).check().agreeing == ("the result",)
 
 
+def test_sums_that_cancel_but_for_a_rounded_constant():
+    """A mean over 3 is divided by 3, or multiplied by a rounded third."""
+
+    def step(x, start):
+        part = jax.lax.dynamic_slice_in_dim(x, start, 3, 1)
+        off = (part - part.mean(-1, keepdims=True)) * jax.lax.rsqrt(part.var(-1, keepdims=True) + 0.5)
+        return jnp.sum(off, axis=1, keepdims=True)
+
+    check = md.inspect(jax.jit(step), shape((16, 12)), shape((), dtype=jnp.int32)).check(raises=False)
+    assert not check.faults, str(check)
+
+
 def test_a_field():
     field, rng = PrimeField(), np.random.default_rng(0)
     a, b = field.random(rng, (3, 40, 50)), field.random(rng, (3, 50, 20))
