@@ -312,18 +312,17 @@ class _Stage:
                 found = [b if self._is_open(a) else a for a, b in zip(found, again, strict=True)]
             if self._planned and any(x.differs for x in found):
                 found = self._without_bad_indices(seed, found)
-            if any(x.differs and x.rounded for x in found):
-                found = self._without_rounding(seed, found)
             runs.append(found)
-        return runs
+        return self._without_rounding(runs)
 
-    def _without_rounding(self, seed: int, found: list[ResultCheck]) -> list[ResultCheck]:
+    def _without_rounding(self, runs: list[list[ResultCheck]]) -> list[list[ResultCheck]]:
         """Results that differ from the step no more than it does from itself, but for rounding, are left open."""
-        unstable = self._pair.unstable(seed, self._limit)
+        doubtful = {i for i, rows in enumerate(zip(*runs, strict=True)) if all(x.differs and x.rounded for x in rows)}
+        seeds = range(len(runs)) if doubtful else ()
+        unstable = doubtful & {i for seed in seeds for i in self._pair.unstable(seed, self._limit)}
         why = Unfollowed(self._pair.result(), "rounding errors change it: compare by running it")
         return [
-            replace(x, differs=False, unfollowed=why) if x.differs and x.rounded and x.index in unstable else x
-            for x in found
+            [replace(x, differs=False, unfollowed=why) if x.index in unstable else x for x in found] for found in runs
         ]
 
     def _without_bad_indices(self, seed: int, found: list[ResultCheck]) -> list[ResultCheck]:
