@@ -197,7 +197,7 @@ def main() -> None:
         else:
             for model, strategy, target in model_cases():
                 case = {"model": model, "strategy": strategy, "target": target}
-                _once(f"{model}, {strategy} on {target}", case, lambda c=case: model_on(**c))
+                _once(f"step of {model}, {strategy} on {target}", case, lambda c=case: model_on(**c))
     PAGE.write_text(page())
 
 
@@ -214,7 +214,7 @@ def page() -> str:
     """Returns the text of docs/evidence/overlap.md."""
     facts = [json.loads(file.read_text()) for file in sorted(CACHE.glob("*.json"))]
     kinds = [fact for fact in facts if "rows" in fact]
-    models = [fact for fact in facts if "model" in fact]
+    models = [fact for fact in facts if "replayed" in fact]
     sections = [INTRODUCTION, *([KINDS_TEXT + "\n\n" + _kinds(kinds)] if kinds else [])]
     sections += [MODELS_TEXT + "\n\n" + _models(models)] if models else []
     compilers = sorted({fact["compiler"] for fact in facts})

@@ -22,7 +22,8 @@ reads at known places. Further rounds run their forward pass again in the backwa
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
+from math import ceil, inf, prod
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -100,7 +101,7 @@ def dropless(
 
     Args:
       x: ``[... embed]``; the leading dims, flattened, are the tokens.
-      experts: of each token, integers, ``[... choices]``; of those beyond the last expert, the result is undefined.
+      experts: of each token, integers, ``[... choices]``; those that number no expert, such as -1, add nothing.
       weights: of each token's experts, ``[... choices]``.
       params: weights of the experts.
       ranks: owners of equal parts of the experts, the number of devices that split them.
@@ -113,7 +114,9 @@ def dropless(
 
     Raises:
       ArgumentError: shapes that do not fit each other; ranks that do not divide the experts, or with the replicas the
-        tokens; a capacity that is not positive.
+        tokens; a capacity that is not positive; another dtype than that of the params.
+
+    ``jax.vmap`` of it, and so gradients per replica, and derivatives of its gradient are not supported by jax.
 
     Example:
       >>> params = ExpertWeights(jnp.ones((4, 8, 16)), jnp.ones((4, 16, 8)))
@@ -122,7 +125,9 @@ def dropless(
     """
     count, choices = _check(x, experts, weights, params, ranks, replicas, capacity)
     tokens = experts.size // choices // (replicas * ranks)
-    form = _Form(ranks, max(1, min(int(capacity * tokens * choices / ranks), tokens * choices)), layout, activation)
+    share = tokens * choices / ranks
+    slots = max(int(capacity * share), ceil(share) if capacity >= 1 else 1)  # balanced routing takes one round
+    form = _Form(ranks, min(slots, tokens * choices), layout, activation)
 
     def blocks(given: jax.Array) -> jax.Array:
         return given.reshape(replicas, ranks, tokens, given.shape[-1])
@@ -144,6 +149,11 @@ def _check(
     capacity: float,
 ) -> tuple[int, int]:
     """Returns the numbers of experts and of choices, or raises ArgumentError with all faults."""
+    for name, number in (("ranks", ranks), ("replicas", replicas)):
+        if not isinstance(number, Integral) or number < 1:
+            raise ArgumentError(f"dropless: {name}={number!r} is no number of devices; give an int of at least 1")
+    if not x.ndim or not x.size or not experts.size:
+        raise ArgumentError(f"dropless: x {x.shape} with experts {experts.shape} has no tokens, or choices, to send")
     count, _, hidden = (*params.up.shape, 0, 0, 0)[:3]
     wanted = {
         "params.up": (params.up.shape, (count, x.shape[-1], hidden), "[experts embed hidden]"),
@@ -162,13 +172,16 @@ def _check(
         found.append(
             f"experts: {experts.dtype} numbers no experts; give integers, such as the indices of jax.lax.top_k"
         )
-    if not capacity > 0:
+    dtype = jnp.result_type(x, *jax.tree.leaves(params))
+    if dtype != x.dtype or not jnp.issubdtype(dtype, jnp.floating):
+        found.append(f"x: {x.dtype} beside params of {dtype}; cast the params, or x, with .astype")
+    if not 0 < capacity < inf:
         found.append(f"capacity={capacity}: a round needs slots; give 1.05, or less for more rounds of less memory")
     tokens = prod(x.shape[:-1])
     for name, divisor, what, length in (("ranks", ranks, "experts", count), ("ranks", ranks, "tokens", tokens)):
-        if divisor < 1 or length % divisor:
+        if length % divisor:
             found.append(f"{name}={divisor} does not divide {what}={length}; {_nearest_divisors(divisor, length)}")
-    if replicas < 1 or (ranks > 0 and tokens % ranks == 0 and tokens // ranks % replicas):
+    if tokens % ranks == 0 and tokens // ranks % replicas:
         nearest = _nearest_divisors(replicas, tokens // ranks)
         found.append(f"replicas={replicas} does not divide the {tokens // ranks} tokens of a rank; {nearest}")
     if found:
@@ -185,6 +198,7 @@ def _nearest_divisors(number: int, length: int) -> str:
 def _route(form: _Form, experts: jax.Array, count: int) -> _Routing:
     """Returns where entries go, ``experts`` being ``[replicas ranks entries]``, of ``count``."""
     each = count // form.ranks
+    experts = jnp.where((experts >= 0) & (experts < count), experts, count)  # behind all others
     order = jnp.argsort(experts, axis=-1, stable=True)
     of_experts = _counts(experts, count).reshape(*experts.shape[:2], form.ranks, each)
     counts = jnp.sum(of_experts, -1)

@@ -24,13 +24,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError, nearest
 
 FORMATS = {"bfloat16": 0.0, "float8_e4m3fn": 448.0, "int8": 127.0}  # with the largest number of a block; 0: no scale
-_TINY = 1e-30
+_TINY = 2.0**-126  # the smallest normal float32
 
 
 class Lost(NamedTuple):
@@ -62,34 +63,40 @@ class CompressedState(NamedTuple):
     inner: Any
 
 
-def sent(x: jax.Array, layout: str, to: str = "int8", block: int = 128) -> jax.Array:
-    """Returns ``x`` in a layout, having travelled there in few bits; its gradient is that of ``x``, not rounded.
+def sent(x: jax.Array, layout: str, to: str = "int8", block: int = 128, held: str = "") -> jax.Array:
+    """Returns ``x`` rounded, in a layout to which small numbers travel; its gradient is that of ``x``, not rounded.
 
     Args:
       x: floats ``[... n]``.
       layout: as ``md.constrain`` takes it, such as ``"data=B"`` for a gathered weight.
       to: a name in ``FORMATS``.
-      block: elements along the last dim that share a scale; a shorter last dim is one block. The devices that split the
-        last dim must divide its blocks.
+      block: elements along the last dim that share a scale; a shorter last dim is one block. Devices that split the
+        last dim should divide the blocks: others have to be sent what they lack of one.
+      held: the layout in which it is rounded, such as ``"data=S(0)"``, that of the weight. By default the planner may
+        also send ``x`` in full and round it then, where it finds that quicker: small arrays, mostly.
 
     Raises:
-      ArgumentError: ``x`` has no dims or no floats; ``to`` or ``block`` are not as above.
+      ArgumentError: ``x`` has no dims, no floats or no elements; ``to`` or ``block`` are not as above.
 
     Example:
       >>> weights = jnp.linspace(-1, 1, 512).reshape(2, 256)
       >>> bool(jnp.abs(sent(weights, "data=B") - weights).max() < 0.5 / 127)
       True
     """
+    x = jnp.asarray(x)
     _check(x, to, block)
-    return _sent(layout, to, block, x)
+    return _sent((held, layout), to, block, x)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _sent(layout: str, to: str, block: int, x: jax.Array) -> jax.Array:
-    return _exact(_laid(_rounded(x, to, block), layout), x)
+def _sent(ways: tuple[str, str], to: str, block: int, x: jax.Array) -> jax.Array:
+    numbers = _rounded(x, to, block)
+    for layout in ways:
+        numbers = _laid(numbers, layout)
+    return _exact(numbers, x)
 
 
-_sent.defvjp(lambda layout, to, block, x: (_sent(layout, to, block, x), None), lambda *args: (args[-1],))
+_sent.defvjp(lambda ways, to, block, x: (_sent(ways, to, block, x), None), lambda *args: (args[-1],))
 
 
 def rounding_error(x: jax.Array, to: str = "int8", block: int = 128) -> jax.Array:
@@ -110,29 +117,37 @@ def rounding_error(x: jax.Array, to: str = "int8", block: int = 128) -> jax.Arra
       >>> float(rounding_error(jnp.ones((2, 256)), "bfloat16"))
       0.0
     """
+    x = jnp.asarray(x)
     _check(x, to, block)
     wide = x.astype(jnp.float32)
-    lost = wide - _exact(_rounded(wide, to, block), wide)
-    return jnp.sqrt(jnp.sum(lost**2) / jnp.maximum(jnp.sum(wide**2), _TINY))
+    unit = jnp.exp2(-jnp.floor(jnp.log2(jnp.maximum(jnp.abs(wide).max(), _TINY))))  # so that no square is too large
+    lost = unit * (wide - _exact(_rounded(wide, to, block), wide))
+    return jnp.sqrt(jnp.sum(lost**2) / jnp.maximum(jnp.sum((unit * wide) ** 2), _TINY))
 
 
 def coarsest(tree: Any, error: float, block: int = 128) -> str:
     """Returns the format of fewest bytes whose ``rounding_error`` is at most ``error`` for every array of a tree.
 
     Args:
-      tree: arrays of values, such as gradients of the model at hand.
+      tree: arrays of values, such as gradients of the model at hand; integers and scalars are left out.
       error: the budget, a share of the root mean square.
       block: as ``sent`` takes it.
 
     Raises:
-      ArgumentError: no format meets the budget, which lists what each loses; ``block`` is not as above.
+      ArgumentError: no format meets the budget, which lists what each loses; there are no arrays of floats, or shapes
+        instead of values; ``block`` is not as above.
 
     Example:
       >>> coarsest({"w": jax.random.normal(jax.random.key(0), (64, 256))}, error=0.01)
       'int8'
     """
-    floats = [x for x in map(jnp.asarray, jax.tree.leaves(tree)) if x.ndim and jnp.issubdtype(x.dtype, jnp.floating)]
-    worst = {to: max((float(rounding_error(x, to, block)) for x in floats), default=0.0) for to in FORMATS}
+    leaves = jax.tree.leaves(tree)
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+        raise ArgumentError("coarsest: what rounding loses depends on values; give arrays, not jax.ShapeDtypeStruct")
+    floats = [x for x in map(jnp.asarray, leaves) if x.ndim and x.size and jnp.issubdtype(x.dtype, jnp.floating)]
+    if not floats:
+        raise ArgumentError("coarsest: the tree has no array of floats; give gradients of the model at hand")
+    worst = {to: float(np.max([rounding_error(x, to, block) for x in floats])) for to in FORMATS}  # or NaN
     fitting = [to for to, lost in worst.items() if lost <= error]
     if not fitting:
         losses = ", ".join(f"{to} loses {lost:.2g}" for to, lost in worst.items())
@@ -159,6 +174,7 @@ def replica_gradients(loss: Callable[..., Any], replicas: int) -> Callable[..., 
     _check_count("replicas", replicas)
 
     def divided(keys: Any, x: Any) -> Any:
+        x = jnp.asarray(x)
         if not x.ndim or x.shape[0] % replicas:
             name = jax.tree_util.keystr(keys, simple=True, separator="/") or "batch"
             raise ArgumentError(
@@ -177,14 +193,14 @@ def replica_gradients(loss: Callable[..., Any], replicas: int) -> Callable[..., 
 
 def compressed(
     optimizer: optax.GradientTransformation, replicas: int, axis: str, to: str = "int8", block: int = 128
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that takes the gradients of each replica, and sends them, and its updates, in few bits.
 
     Parameters with no dim, or number of blocks, that ``replicas`` divide are averaged in full: biases, mostly. For
     others, every device sends its gradient to the owners of parts of it, which update these and send the update back.
 
     The state has two float32 arrays more per parameter: one that is whole on each device, of its own gradient, and one
-    that is split over ``axis``.
+    that is split over ``axis``. A gradient that is not finite is sent as such, and nothing of it is kept.
 
     Args:
       optimizer: takes the mean of the gradients.
@@ -196,10 +212,12 @@ def compressed(
     Raises:
       ArgumentError: ``replicas``, ``axis``, ``to`` or ``block`` are not as above; gradients are not ``[replicas ...]``
         or no floats.
+      PinError: the mesh has no such axis, or its size does not divide ``replicas`` (when a step is planned).
 
     Example:
       >>> optimizer = compressed(optax.adam(1e-3), replicas=8, axis="data")
     """
+    optimizer = optax.with_extra_args_support(optimizer)
     _check_count("replicas", replicas)
     _check_format(to, block)
     if not isinstance(axis, str) or not axis:
@@ -213,11 +231,11 @@ def compressed(
 
         return CompressedState(jax.tree.map(nothing, params), optimizer.init(params))
 
-    def update(updates: Any, state: CompressedState, params: Any = None) -> Any:
+    def update(updates: Any, state: CompressedState, params: Any = None, **extra: Any) -> Any:
         tree = jax.tree.structure(updates)
         lost = jax.tree.leaves(state.lost, is_leaf=lambda x: isinstance(x, Lost))
         means, gradients = _pairs(averaged, jax.tree.leaves(updates), lost)
-        changed, inner = optimizer.update(jax.tree.unflatten(tree, means), state.inner, params)
+        changed, inner = optimizer.update(jax.tree.unflatten(tree, means), state.inner, params, **extra)
         wholes, left = _pairs(gathered, jax.tree.leaves(changed), lost)
         after = jax.tree.unflatten(tree, list(map(Lost, gradients, left)))
         return jax.tree.unflatten(tree, wholes), CompressedState(after, inner)
@@ -232,24 +250,25 @@ def compressed(
         if isinstance(lost.update, tuple):  # in full
             return md.constrain(x, f"{axis}=S(0)").mean(0), ()
         mine = md.constrain(x.astype(jnp.float32) + lost.gradient, f"{axis}=S(0)")
-        numbers = _rounded(mine, to, block)
+        numbers = _laid(_rounded(mine, to, block), f"{axis}=S(0)")
         shares = _laid(numbers, f"{axis}=S({1 + owned(x[0])})")
-        return _exact(shares, mine).mean(0).astype(x.dtype), mine - _exact(numbers, mine)
+        return _exact(shares, mine).mean(0).astype(x.dtype), _finite(mine - _exact(numbers, mine))
 
     def gathered(x: Any, lost: Lost) -> Any:
         """Returns an update on every device, and what rounding lost of it."""
         if isinstance(lost.update, tuple):  # in full
             return x, ()
-        mine = md.constrain(x.astype(jnp.float32) + lost.update, f"{axis}=S({owned(x)})")
-        numbers = _rounded(mine, to, block)
-        return _exact(_laid(numbers, f"{axis}=B"), x), mine - _exact(numbers, mine)
+        split = f"{axis}=S({owned(x)})"
+        mine = md.constrain(x.astype(jnp.float32) + lost.update, split)
+        numbers = _laid(_rounded(mine, to, block), split)
+        return _exact(_laid(numbers, f"{axis}=B"), x), _finite(mine - _exact(numbers, mine))
 
     def owned(x: Any) -> int:
         dim = _owned_dim(x.shape, replicas, block)
         assert dim is not None
         return dim
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _pairs(function: Callable[..., Any], *lists: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -262,8 +281,13 @@ def _owned_dim(shape: tuple[int, ...], replicas: int, block: int) -> int | None:
 
     It is the first that they divide, of the last the blocks.
     """
-    rows = [*shape[:-1], -(-shape[-1] // block) if shape else 0]
-    return next((d for d, n in enumerate(rows) if n and n % replicas == 0), None)
+    rows = [*shape[:-1], -(-shape[-1] // block)] if prod(shape) and shape else []
+    return next((d for d, n in enumerate(rows) if n % replicas == 0), None)
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    """Returns the finite numbers, zeros elsewhere."""
+    return jnp.where(jnp.isfinite(x), x, 0.0)
 
 
 # ---- Numbers in blocks: [... blocks block] with scales [... blocks 1], or without scales -----------------------------
@@ -299,12 +323,12 @@ def _laid(numbers: tuple[jax.Array, ...], layout: str) -> tuple[jax.Array, ...]:
 
 def _check(x: Any, to: str, block: int) -> None:
     _check_format(to, block)
-    if not x.ndim or not jnp.issubdtype(x.dtype, jnp.floating):
+    if not x.ndim or not x.size or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ArgumentError(f"low_bits: {x.dtype}{list(x.shape)} has no block of floats to round; send it as it is")
 
 
 def _check_format(to: str, block: int) -> None:
-    if to not in FORMATS:
+    if not isinstance(to, str) or to not in FORMATS:
         raise ArgumentError(f"to={to!r}: no such format{nearest(to, FORMATS)}")
     _check_count("block", block)
 

@@ -28,6 +28,7 @@ import optax
 from flax import nnx
 
 import meshdsl as md
+from meshdsl.errors import ArgumentError
 from meshdsl.models import llama
 from meshdsl.models.dropless import ExpertWeights, dropless
 from meshdsl.models.layers import Matrix, RMSNorm
@@ -76,6 +77,8 @@ class Config(llama.Config):
     @property
     def slots(self) -> int:
         """Slots per expert and group."""
+        if not self.capacity > 0:
+            raise ArgumentError(f"capacity={self.capacity}: experts need slots; give ranks=1, which drops no token")
         return -(-int(self.capacity * self.choices * self.group) // self.experts)
 
     @property
@@ -244,7 +247,7 @@ def balance_loss(chosen: md.Tensor, chances: md.Tensor) -> md.Tensor:
 
 
 def bias_loss(chosen: md.Tensor, bias: md.Tensor) -> md.Tensor:
-    """Returns 0, whose gradient by ``bias`` is 1 for experts of more than the mean share of tokens, and -1 for others.
+    """Returns 0, whose gradient by ``bias`` is 1 for experts of more tokens than the mean, -1 for those of fewer.
 
     With gradient descent of rate u, experts get the updates of DeepSeek-V3: u less, or u more.
     """

@@ -12,7 +12,7 @@ from meshdsl.layouts.topology import Link
 from meshdsl.models.low_bits import sent
 
 LAYERS, WIDTH, BATCH, BLOCK = 4, 64, 128, 16
-layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ sent(w, "data=B", "int8", BLOCK)))
+layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ sent(w, "data=B", "int8", BLOCK, held="data=S(0)")))
 
 
 def loss(params, batch):

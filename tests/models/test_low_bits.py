@@ -104,3 +104,31 @@ def test_gradients_have_to_be_those_of_replicas():
 
 def test_every_format_is_a_dtype():
     assert [jnp.dtype(to).itemsize for to in FORMATS] == [2, 1, 1]
+
+
+def test_a_small_weight_is_gathered_in_few_bits_if_it_is_held_split():
+    array = jax.ShapeDtypeStruct
+    args = array((16, 128), jnp.float32), array((256, 16), jnp.float32)
+
+    def plan(held):
+        def step(w, x):
+            return x @ sent(w, "data=B", block=16, held=held)
+
+        return md.parallelize(step, MESH, {"w": "data=S(1)", "x": "data=S(0)"}).plan(*args)
+
+    gathered = [c for c in plan("data=S(1)").collectives if c.kind == "all-gather"]
+    assert sum(c.bytes for c in gathered) == (16 * 128 + 4 * 16 * 8) * 7 // 8
+
+
+def test_numbers_that_are_not_finite_pass_once():
+    params = {"w": jnp.zeros((8, 16))}
+    optimizer = compressed(optax.sgd(1.0), 8, "data")
+    state, gradients = optimizer.init(params), jnp.ones((8, 8, 16))
+    updates, state = optimizer.update({"w": gradients.at[0, 0, 0].set(jnp.nan)}, state, params)
+    assert jnp.isnan(updates["w"]).any()
+    updates, state = optimizer.update({"w": gradients}, state, params)
+    assert jnp.isfinite(updates["w"]).all()
+    with pytest.raises(ArgumentError, match="bfloat16 loses nan"):
+        coarsest({"a": NORMAL, "b": NORMAL.at[0, 0].set(jnp.nan)}, 0.1)
+    for factor in (1e-18, 1e20):
+        assert np.isclose(rounding_error(NORMAL * factor), 0.0065, rtol=0.1)

@@ -191,10 +191,9 @@ def _flops(op: Op) -> float:
         return 2.0 * float(prod(op.outputs[0].shape) * prod(op.inputs[0].shape[i] for i in contract))
     if op.name == "ragged_dot_general":  # each row meets one matrix
         numbers = op.params["ragged_dot_dimension_numbers"]
-        (contract, _), (batch, _) = numbers.dot_dimension_numbers
-        left, right, groups = op.inputs[0].shape, op.inputs[1].shape, numbers.rhs_group_dimensions
-        taken = {*numbers.dot_dimension_numbers[0][1], *numbers.dot_dimension_numbers[1][1], *groups}
-        return 2.0 * float(prod(left) * prod(n for i, n in enumerate(right) if i not in taken))
+        (_, contract), (_, batch) = numbers.dot_dimension_numbers
+        right, taken = op.inputs[1].shape, {*contract, *batch, *numbers.rhs_group_dimensions}
+        return 2.0 * float(prod(op.inputs[0].shape) * prod(n for i, n in enumerate(right) if i not in taken))
     if op.name == "conv_general_dilated":
         numbers, kernel = op.params["dimension_numbers"], op.inputs[1].shape
         batch, features, *_ = (op.outputs[0].shape[dim] for dim in numbers.out_spec)
