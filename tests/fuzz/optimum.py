@@ -59,7 +59,7 @@ class _Search:
 
     def _tree(self, value: int, own: int, wanted: frozenset[int]) -> float:
         closure = self.model.domain(value)
-        return steiner_tree(closure.costs, closure.transit_costs, own, wanted)[0] * self.model.trips(value)
+        return steiner_tree(closure.costs, closure.transit_costs, own, wanted)[0] * self.model.weight(value)
 
     def _layout(self, n: int, port: int) -> int:
         return int(self.model.layout_ids(n, port, np.array(self.chosen[n])))
