@@ -120,7 +120,9 @@ class ProgramPair:
         runs = (Devices(self.reference, self.count, each, FUNCTIONS, limit).run(x) for each, x in tried)
         count = len(self.result_blocks())
         pairs = enumerate(zip(*(_flat(run, count) for run in runs), strict=True))
-        return {i for i, (a, b) in pairs if isinstance(a, Unfollowed) or differs(numbers, b, [a[0]])}
+        return {
+            i for i, (a, b) in pairs if any(isinstance(x, Unfollowed) for x in (a, b)) or differs(numbers, b, [a[0]])
+        }
 
     def arguments(self, numbers: Numbers, seed: int, below: int | None = None) -> list[Value]:
         """Returns arguments of the reference, random if none are given: small integers, since they may be indices."""

@@ -76,7 +76,8 @@ def _reduce(devices: Devices, at: Operation, *args: Array) -> Value:
     first = [start.reshape(-1, *[1] * (x.ndim - 1)) for start, x in zip(starts, arrays, strict=True)]
     made = both([np.broadcast_to(a, np.broadcast_shapes(a.shape, x.shape)) for a, x in zip(first, arrays, strict=True)],
                 arrays)  # fmt: skip
-    if single and any((x != y).any() for x, y in zip(made, arrays, strict=True)):
+    pairs = zip(made, arrays, strict=True)
+    if single and any(((x != y) & ~(np.isnan(x) & np.isnan(y))).any() for x, y in pairs):
         raise Unreadable("of single elements, with a start that is not neutral: compilers may leave it out")
     return tuple(made) if at.instruction.type.startswith("(") else made[0]
 

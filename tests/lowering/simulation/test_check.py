@@ -191,6 +191,11 @@ def test_sums_that_cancel_but_for_a_rounded_constant():
     assert not check.faults, str(check)
 
 
+def test_sums_of_single_elements_that_are_not_numbers():
+    step = jax.jit(lambda x: jnp.sqrt(-1 - x * x).reshape(16, 1).sum(1))
+    assert md.inspect(step, shape((16,), "x")).check().agreeing == ("the result",)
+
+
 def test_a_field():
     field, rng = PrimeField(), np.random.default_rng(0)
     a, b = field.random(rng, (3, 40, 50)), field.random(rng, (3, 50, 20))
