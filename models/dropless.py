@@ -99,6 +99,8 @@ def dropless(
 ) -> jax.Array:
     """Returns the weighted sum of each token's experts, like ``x``. No token is dropped.
 
+    It cannot be batched by ``jax.vmap``, so gradients per replica cannot be had, nor differentiated twice.
+
     Args:
       x: ``[... embed]``; the leading dims, flattened, are the tokens.
       experts: of each token, integers, ``[... choices]``; those that number no expert, such as -1, add nothing.
@@ -115,8 +117,6 @@ def dropless(
     Raises:
       ArgumentError: shapes that do not fit each other; ranks that do not divide the experts, or with the replicas the
         tokens; a capacity that is not positive; another dtype than that of the params.
-
-    ``jax.vmap`` of it, and so gradients per replica, and derivatives of its gradient are not supported by jax.
 
     Example:
       >>> params = ExpertWeights(jnp.ones((4, 8, 16)), jnp.ones((4, 16, 8)))

@@ -128,6 +128,8 @@ def rounding_error(x: jax.Array, to: str = "int8", block: int = 128) -> jax.Arra
 def coarsest(tree: Any, error: float, block: int = 128) -> str:
     """Returns the format of fewest bytes whose ``rounding_error`` is at most ``error`` for every array of a tree.
 
+    Of formats of as many bytes per element, it is the one that loses least.
+
     Args:
       tree: arrays of values, such as gradients of the model at hand; integers and scalars are left out.
       error: the budget, a share of the root mean square.

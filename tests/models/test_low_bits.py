@@ -29,8 +29,7 @@ def test_rounding_loses_little(to, lost):
 
 def test_the_coarsest_format_within_a_budget():
     assert [coarsest({"w": NORMAL, "step": 3}, error) for error in (0.1, 0.01, 0.002)] == ["int8", "int8", "bfloat16"]
-    heavy = {"w": NORMAL**9}  # float8 keeps small numbers beside large ones
-    assert coarsest(heavy, 0.1, block=300) == "float8_e4m3fn" or rounding_error(heavy["w"]) < 0.1
+    assert coarsest({"w": NORMAL**9}, 0.1, block=300) == "float8_e4m3fn"  # it keeps small numbers beside large ones
     with pytest.raises(ArgumentError, match=r"error=0.0001: no format rounds so little: bfloat16 loses 0.0017, .*full"):
         coarsest(NORMAL, 1e-4)
 
