@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError, faults
@@ -252,9 +253,12 @@ def _run(form: _Form, index: Any, routing: _Routing, rows: jax.Array, scales: ja
         return lax.ragged_dot_general(rows, jnp.broadcast_to(matrices, (len(rows), *matrices.shape)), sizes, _BY_EXPERT)
 
     rows, scales = (_gather(each, order, back[..., None]) for each in (rows, scales))
-    hidden = product(rows, params.up)
-    hidden = form.activation(hidden) if params.gate is None else form.activation(product(rows, params.gate)) * hidden
-    return _gather(product(hidden * scales, params.down), back, order[..., None])
+    if params.gate is None:
+        hidden = form.activation(checkpoint_name(product(rows, params.up), "mlpwi"))
+    else:
+        up = checkpoint_name(product(rows, params.up), "mlpwi_1")
+        hidden = form.activation(checkpoint_name(product(rows, params.gate), "mlpwi_0")) * up
+    return _gather(checkpoint_name(product(hidden * scales, params.down), "mlpwo"), back, order[..., None])
 
 
 # [replicas ranks rows k] and [replicas ranks e k n] -> [replicas ranks rows n]

@@ -30,6 +30,7 @@ class Config:
 
     Args:
       remat: what the backward pass recomputes, see ``md.remat``.
+      keep: names of values that are stored, see ``models.layers``.
       dtype: compute dtype; parameters are float32.
       attend: attention variant, one of ``models.attention.VARIANTS``.
       blocks: of a ring; batches must then be permuted by ``zigzag_batch(batch, blocks)``.
@@ -45,6 +46,7 @@ class Config:
     dtype: str = "float32"
     attend: str = "products"
     blocks: int = 1
+    keep: str = ""
 
     @property
     def dims(self) -> md.Dims:
@@ -84,6 +86,7 @@ class GPT(nnx.Module):
             sizes("layers"),
             rngs,
             remat=config.remat,
+            keep=config.keep,
         )
         self.ring_blocks = config.blocks
         self.norm = Norm(sizes)

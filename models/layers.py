@@ -1,6 +1,10 @@
 """Layers shared by several models.
 
 Dims: ``heads`` and ``head`` of attention, ``hidden`` of the perceptron, ``key`` for the attended positions of ``seq``.
+
+Results of products have the names of MaxText's layers, which ``keep=`` of a configuration refers to: ``query_proj``,
+``key_proj``, ``value_proj``, ``context`` (the output of attention), ``out_proj``, ``mlpwi`` (or ``mlpwi_0`` and
+``mlpwi_1`` of a gated perceptron) and ``mlpwo``.
 """
 
 from flax import nnx
@@ -103,9 +107,12 @@ class Block(nnx.Module):
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns ``x`` after the block."""
         x = x + self.attention(self.norm1(x))
-        return x + self.down(md.gelu(self.up(self.norm2(x))))
+        up = md.keep(self.up(self.norm2(x)), "mlpwi")
+        return x + md.keep(self.down(md.gelu(up)), "mlpwo")
 
     def attention(self, x: md.Tensor) -> md.Tensor:
         """Returns the output of the attention sub-layer."""
-        query, key, value = self.query(x), self.key(x), self.value(x)
-        return self.out(attention(query, key, value, self.causal, self.attend, self.blocks))
+        layers = {"query_proj": self.query, "key_proj": self.key, "value_proj": self.value}
+        query, key, value = (md.keep(layer(x), name) for name, layer in layers.items())
+        context = attention(query, key, value, self.causal, self.attend, self.blocks)
+        return md.keep(self.out(md.keep(context, "context")), "out_proj")

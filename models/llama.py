@@ -41,6 +41,7 @@ class Config:
       rate: learning rate.
       gated: whether the perceptron is gated (SwiGLU); else it uses squared ReLU (So et al. 2021).
       remat: what the backward pass recomputes, see ``md.remat``.
+      keep: names of values that are stored, see ``models.layers``.
       dtype: compute dtype; parameters are float32.
       attend: attention variant, one of ``models.attention.VARIANTS``.
       blocks: of a ring; batches must then be permuted by ``zigzag_batch(batch, blocks)``.
@@ -61,6 +62,7 @@ class Config:
     attend: str = "products"
     gated: bool = True
     blocks: int = 1
+    keep: str = ""
 
     @property
     def dims(self) -> md.Dims:
@@ -89,8 +91,11 @@ class Attention(nnx.Module):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns the attention output."""
-        query, key = (rotary(x, self.theta, self.blocks) for x in (self.query(x), self.key(x)))
-        return self.out(attention(query, key, self.value(x), variant=self.attend, blocks=self.blocks))
+        query, key = md.keep(self.query(x), "query_proj"), md.keep(self.key(x), "key_proj")
+        query, key = (rotary(x, self.theta, self.blocks) for x in (query, key))
+        value = md.keep(self.value(x), "value_proj")
+        context = attention(query, key, value, variant=self.attend, blocks=self.blocks)
+        return md.keep(self.out(md.keep(context, "context")), "out_proj")
 
 
 class Perceptron(nnx.Module):
@@ -103,8 +108,10 @@ class Perceptron(nnx.Module):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Applies the perceptron over ``embed``; other dims are arbitrary."""
-        up = self.up(x)
-        return self.down(md.silu(self.gate(x)) * up if self.gate else md.square(md.relu(up)))
+        if self.gate is None:
+            return md.keep(self.down(md.square(md.relu(md.keep(self.up(x), "mlpwi")))), "mlpwo")
+        up = md.keep(self.up(x), "mlpwi_1")
+        return md.keep(self.down(md.silu(md.keep(self.gate(x), "mlpwi_0")) * up), "mlpwo")
 
 
 class Block(nnx.Module):
@@ -128,7 +135,7 @@ class Llama(nnx.Module):
     def __init__(self, config: Config, rngs: nnx.Rngs, block: Callable[[Any, nnx.Rngs], nnx.Module] = Block) -> None:
         sizes = config.dims
         self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed"), std=0.02))
-        self.blocks = md.stack(lambda rngs: block(config, rngs), sizes("layers"), rngs, remat=config.remat)
+        self.blocks = md.stack(lambda rngs: block(config, rngs), sizes("layers"), rngs, config.remat, config.keep)
         self.norm, self.head = RMSNorm(sizes), Matrix(sizes, "embed", "vocab", rngs)
 
     def __call__(self, tokens: md.Tensor) -> md.Tensor:

@@ -121,8 +121,9 @@ class Experts(nnx.Module):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Applies the experts to ``x``, which has ``experts`` and ``embed`` among its dims."""
-        hidden = md.silu(md.dot(x, self.gate, over="embed")) * md.dot(x, self.up, over="embed")
-        return md.dot(hidden, self.down, over="hidden")
+        gate = md.silu(md.keep(md.dot(x, self.gate, over="embed"), "mlpwi_0"))
+        hidden = gate * md.keep(md.dot(x, self.up, over="embed"), "mlpwi_1")
+        return md.keep(md.dot(hidden, self.down, over="hidden"), "mlpwo")
 
     @property
     def weights(self) -> ExpertWeights:

@@ -37,6 +37,9 @@ class Config:
     Args:
       state: size of the state per channel.
       width: width of the convolution.
+      remat: what the backward pass recomputes, see ``md.remat``.
+      keep: names of values that are stored: of gate (``mlpwi_0``), input (``mlpwi_1``) and output
+        (``mlpwo``) projections, and what the recurrence returns (``context``).
     """
 
     layers: int
@@ -46,6 +49,7 @@ class Config:
     seq: int = 2048
     vocab: int = 50280
     remat: str = "none"
+    keep: str = ""
 
     @property
     def dims(self) -> md.Dims:
@@ -129,8 +133,9 @@ class Block(nnx.Module):
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns ``x`` after the block."""
         normal = self.norm(x)
-        made = self.recurrence(md.silu(self.convolution(self.up(normal))))
-        return x + self.down(made * md.silu(self.gate(normal)))
+        up = md.keep(self.up(normal), "mlpwi_1")
+        made = md.keep(self.recurrence(md.silu(self.convolution(up))), "context")
+        return x + md.keep(self.down(made * md.silu(md.keep(self.gate(normal), "mlpwi_0"))), "mlpwo")
 
 
 class Mamba(nnx.Module):
@@ -139,7 +144,9 @@ class Mamba(nnx.Module):
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
         self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed"), std=0.02))
-        self.blocks = md.stack(lambda rngs: Block(sizes, rngs), sizes("layers"), rngs, remat=config.remat)
+        self.blocks = md.stack(
+            lambda rngs: Block(sizes, rngs), sizes("layers"), rngs, remat=config.remat, keep=config.keep
+        )
         self.norm = RMSNorm(sizes)
 
     def __call__(self, tokens: md.Tensor) -> md.Tensor:

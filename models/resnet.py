@@ -14,6 +14,7 @@ Dims: a kernel is ``[y x channels filters]``; ``filters`` of its output are rena
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -44,6 +45,8 @@ class Config:
       base: channels of the stem and of the first stage's bottlenecks; every stage doubles them.
       image: pixels on a side.
       small: for small images, the stem is a 3x3 convolution without stride or pooling.
+      remat: what the backward pass recomputes in the stacks, see ``md.remat``.
+      keep: names of values that are stored: ``conv``, the results of convolutions.
     """
 
     blocks: tuple[int, ...]
@@ -53,6 +56,8 @@ class Config:
     channels: int = 3
     classes: int = 1000
     small: bool = False
+    remat: str = "none"
+    keep: str = ""
 
 
 CONFIGS = {
@@ -99,7 +104,7 @@ class Convolution(nnx.Module):
         """Returns the convolution of ``x``, downsampled by the stride."""
         kernel = md.rename(self.kernel, y="height", x="width")
         made = md.conv(x, kernel, over="height width", sum="channels", stride=self.stride)
-        return self.norm(md.rename(made, filters="channels"), train)
+        return self.norm(md.keep(md.rename(made, filters="channels"), "conv"), train)
 
 
 class Block(nnx.Module):
@@ -122,10 +127,12 @@ class Block(nnx.Module):
 class Stage(nnx.Module):
     """Blocks of one size; the first has the stride."""
 
-    def __init__(self, inputs: int, middle: int, outputs: int, blocks: int, stride: int, rngs: nnx.Rngs) -> None:
-        self.first = Block(inputs, middle, outputs, rngs, stride)
+    def __init__(self, config: Config, index: int, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
+        middle, layers = outputs // EXPANSION * config.wide, f"layers={config.blocks[index] - 1}"
+        self.first = Block(inputs, middle, outputs, rngs, 1 if index == 0 else 2)
         make = lambda rngs: Block(outputs, middle, outputs, rngs)  # noqa: E731
-        self.rest = md.stack(make, f"layers={blocks - 1}", rngs) if blocks > 1 else None
+        more = config.blocks[index] > 1
+        self.rest = md.stack(make, layers, rngs, config.remat, config.keep) if more else None
 
     def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
         """Returns ``x`` after all blocks."""
@@ -140,12 +147,8 @@ class ResNet(nnx.Module):
         self.small = config.small
         base = config.base
         self.stem = Convolution(3 if config.small else 7, config.channels, base, rngs, 1 if config.small else 2)
-        widths = [base * 2**i for i in range(len(config.blocks))]
-        came = [base, *(width * EXPANSION for width in widths)]
-        self.stages = nnx.List(
-            Stage(came[i], widths[i] * config.wide, came[i + 1], blocks, 1 if i == 0 else 2, rngs)
-            for i, blocks in enumerate(config.blocks)
-        )
+        came = [base, *(base * 2**i * EXPANSION for i in range(len(config.blocks)))]
+        self.stages = nnx.List(Stage(config, i, *ends, rngs) for i, ends in enumerate(pairwise(came)))
         head = f"channels={came[-1]} classes={config.classes}"
         self.head = nnx.Param(md.fan_in(rngs.params(), head, over="channels"))
         self.bias = nnx.Param(md.zeros(f"classes={config.classes}"))

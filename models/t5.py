@@ -31,7 +31,11 @@ RULES = standard_strategies("heads:model hidden:model")
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of one model; encoder and decoder have ``layers`` layers each."""
+    """Sizes of one model; encoder and decoder have ``layers`` layers each.
+
+    Args:
+      remat, keep: what the backward pass recomputes, see ``md.remat``, and names of values that are stored.
+    """
 
     layers: int
     embed: int
@@ -40,6 +44,7 @@ class Config:
     head: int = 64
     vocab: int = VOCABULARY
     remat: str = "none"
+    keep: str = ""
 
     @property
     def dims(self) -> md.Dims:
@@ -73,8 +78,10 @@ class Attention(nnx.Module):
         """Returns ``x`` plus its attention to ``seen`` (default: to itself); ``bias`` is added to the scores."""
         query = self.norm(x)
         other = md.rename(query, seq="key") if seen is None else seen
-        scores = md.dot(self.query(query), self.key(other), over="head") + bias
-        return x + self.out(md.dot(md.softmax(scores, over="key"), self.value(other), over="key"))
+        query, key = md.keep(self.query(query), "query_proj"), md.keep(self.key(other), "key_proj")
+        weights = md.softmax(md.dot(query, key, over="head") + bias, over="key")
+        context = md.keep(md.dot(weights, md.keep(self.value(other), "value_proj"), over="key"), "context")
+        return x + md.keep(self.out(context), "out_proj")
 
 
 class Perceptron(nnx.Module):
@@ -86,7 +93,8 @@ class Perceptron(nnx.Module):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns ``x`` after the block."""
-        return x + self.down(md.relu(self.up(self.norm(x))))
+        hidden = md.relu(md.keep(self.up(self.norm(x)), "mlpwi"))
+        return x + md.keep(self.down(hidden), "mlpwo")
 
 
 class EncoderBlock(nnx.Module):
@@ -133,9 +141,9 @@ class T5(nnx.Module):
         sizes = config.dims
         self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed")))
         self.around, self.before = RelativeBias(sizes, True, rngs), RelativeBias(sizes, False, rngs)
-        layers, remat = sizes("layers"), config.remat
-        self.encoder = md.stack(lambda rngs: EncoderBlock(sizes, rngs), layers, rngs, remat)
-        self.decoder = md.stack(lambda rngs: DecoderBlock(sizes, rngs), layers, rngs, remat)
+        layers, kept = sizes("layers"), (config.remat, config.keep)
+        self.encoder = md.stack(lambda rngs: EncoderBlock(sizes, rngs), layers, rngs, *kept)
+        self.decoder = md.stack(lambda rngs: DecoderBlock(sizes, rngs), layers, rngs, *kept)
         self.norm1, self.norm2 = RMSNorm(sizes), RMSNorm(sizes)
 
     def __call__(self, batch: dict[str, md.Tensor]) -> md.Tensor:

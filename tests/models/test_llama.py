@@ -1,5 +1,7 @@
 """Llama in the DSL: one step is that of a plain JAX model."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,3 +62,13 @@ def test_a_step_is_that_of_the_plain_model():
     arrays = (BATCH["inputs"].array, BATCH["targets"].array)
     made = quick(program.step)(params, state, BATCH)
     same_step(made, plain(params), loss_by_hand, arrays, optimizer, plain)
+
+
+def test_named_values_are_kept_not_computed_again():
+    def products(keep):
+        program = llama.program(replace(CONFIG, remat="all", keep=keep), "", batch=2)
+        return str(jax.make_jaxpr(program.step)(*program.args)).count("dot_general")
+
+    projections = "query_proj key_proj value_proj"
+    full, some, most = map(products, ("", projections, f"{projections} out_proj mlpwi_0 mlpwi_1"))
+    assert full - some == 3 and some - most == 3
