@@ -2,7 +2,8 @@
 
 Compilers state it in one of two notations: in the instruction itself, or as the number of a stack frame in the tables
 at the head of the module. An instruction belongs to the innermost frame that is user code, else to that of a library.
-What the partitioner inserts on an argument has neither; it belongs to the line that reads it first.
+What the partitioner inserts on an argument has neither; it belongs to the line that reads it first. What it inserts on
+a result belongs to the line that makes it.
 
     metadata={op_name="..." source_file="train.py" source_line=12}
     metadata={op_name="..." stack_frame_id=8}
@@ -51,16 +52,25 @@ class InstructionSources:
         self._shift = int(any(number == caller for number, (_, caller) in self._frames.items()))
 
     def metadata(self, name: str, own: str) -> str:
-        """Returns the attributes that state the line of an instruction: its ``own``, or those of what reads it."""
+        """Returns the attributes that state the line of an instruction: its ``own``, or those of the next that do.
+
+        That is what reads it; where nothing that does states a line, what it reads.
+        """
+        if _STATED.search(own):
+            return own
+        return self._nearest(name, self._readers) or self._nearest(name, self._read) or own
+
+    def _nearest(self, name: str, beside: dict[str, list[Instruction]]) -> str:
+        """The attributes of the nearest instruction that states a line; empty if none does."""
         waiting, seen = [name], set[str]()
-        while not _STATED.search(own) and waiting:
+        while waiting:
             if (name := waiting.pop(0)) not in seen:
                 seen.add(name)
-                for reader in self._readers.get(name, ()):
-                    if _STATED.search(reader.rest):
-                        return reader.rest
-                    waiting.append(reader.name)
-        return own
+                for each in beside.get(name, ()):
+                    if _STATED.search(each.rest):
+                        return each.rest
+                    waiting.append(each.name)
+        return ""
 
     @cached_property
     def _readers(self) -> dict[str, list[Instruction]]:
@@ -70,6 +80,12 @@ class InstructionSources:
             for operand in line.operands:
                 found.setdefault(operand, []).append(line)
         return found
+
+    @cached_property
+    def _read(self) -> dict[str, list[Instruction]]:
+        """The instructions that each one reads."""
+        made = {line.name: line for lines in self._module.computations.values() for line in lines}
+        return {name: [made[each] for each in line.operands if each in made] for name, line in made.items()}
 
     def of(self, metadata: str) -> Source:
         """Returns the line in the attributes of an instruction; a source without a file if there is none."""

@@ -70,3 +70,18 @@ ENTRY %main (w: f32[2]) -> f32[8] {
     own = 'metadata={op_name="x" source_file="/home/user/b.py" source_line=6}'
     assert lines.metadata("all-gather", own) == own
     assert str(lines.of(lines.metadata("sine", "nothing"))) == "?"
+
+
+def test_what_the_partitioner_inserts_on_a_result_belongs_to_what_makes_it():
+    lines = read(
+        """HloModule jit_step
+
+ENTRY %main (x: f32[2]) -> f32[8] {
+  %x = f32[2]{0} parameter(0), metadata={op_name="x"}
+  %sine = f32[2]{0} sine(%x), metadata={op_name="jit(step)/sin" source_file="/home/user/a.py" source_line=5}
+  %copy = f32[2]{0} copy(%sine)
+  ROOT %all-gather = f32[8]{0} all-gather(%copy), dimensions={0}
+}
+"""
+    )
+    assert str(lines.of(lines.metadata("all-gather", "dimensions={0}"))) == "a.py:5"

@@ -1,11 +1,15 @@
 """Compiled programs on simulated devices: right ones agree, faulty ones are found, with the operation and its axes."""
 
+import re
+from dataclasses import replace
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
 from meshdsl.errors import CheckError
@@ -94,6 +98,50 @@ def test_a_bug_of_the_partitioner():
     assert "wrong: 1/kernel\n  reduction over other axes: all-reduce over x,y of test_check.py:" in text
     assert "sums over x,y, where the partial sums lie over x (x=P y=B); the result is 2 times x=B y=B" in text
     assert md.inspect(jax.jit(loss), *args).check().agreeing == ("the result",)
+
+
+def split(step, args, specs, **axes):
+    """A step of two arguments under ``jax.jit``, as compiled, whether it is right on devices, and their mesh."""
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+    *given, made = (NamedSharding(mesh, spec) for spec in specs)
+    jitted, whole = jax.jit(step, in_shardings=tuple(given), out_shardings=made), np.asarray(step(*args))
+    right = [np.array_equal(np.asarray(each.data), whole[each.index]) for each in jitted(*args).addressable_shards]
+    return compiled_modules(jitted.lower(*args)), all(right), Mesh(**axes)
+
+
+PRODUCTS = {  # wrong on jax 0.10.2 and 0.12.0
+    # the partitioner's last all-gather, which states no line of its own, is over the wrong devices
+    "bd,df->bf": (P(("data", "fsdp"), "model"), P("model", "fsdp"), P("data", "model")),
+    # a sum over fsdp is missing, as in openxla/xla#40034, and blocks are whole that should be split
+    "bshk,hdk->bsd": (P("model", None, "fsdp", "data"), P(("fsdp", "model"), None, "data"), P("data", "model", "fsdp")),
+}
+
+
+@pytest.mark.parametrize("text", PRODUCTS)
+def test_products_are_called_wrong_where_devices_have_them_wrong(text):
+    sizes = {"b": 4, "s": 8, "h": 4, "k": 4, "d": 8, "f": 8}
+    rng = np.random.default_rng(0)
+    args = tuple(
+        rng.integers(-3, 4, [sizes[dim] for dim in dims]).astype("float32") for dims in text.split("->")[0].split(",")
+    )
+    modules, right, mesh = split(lambda x, y: jnp.einsum(text, x, y), args, PRODUCTS[text], data=2, model=2, fsdp=2)
+    check = check_program("step", modules, mesh, ["0"])
+    assert check.equal == right, str(check)
+    assert check.equal or check.faults[0].place.file == __file__
+
+
+def test_a_product_whose_sum_over_the_replicas_is_missing():
+    """Gradients of weights that are split over one of two axes, as openxla/xla#40034 describes them."""
+    args = tuple(np.ones((16, 8), "float32") for _ in range(2))
+    rows = P(("data", "fsdp"))
+    modules, right, mesh = split(lambda x, y: x.T @ y, args, (rows, rows, P("fsdp")), data=2, fsdp=4)
+    assert right and check_program("step", modules, mesh, ["w"]).equal
+    last = re.compile(r"ROOT (%\S+) = (\S+) all-reduce\((%\S+?)\).*")
+    assert last.search(modules.partitioned)
+    forgotten = replace(modules, partitioned=last.sub(r"ROOT \1 = \2 copy(\3)", modules.partitioned), optimized="")
+    (fault,) = check_program("step", forgotten, mesh, ["w"]).faults
+    assert (fault.kind, fault.operation, fault.axes) == ("missing reduction", "dot", ("data",))
+    assert fault.place.file == __file__
 
 
 def test_what_cannot_be_followed():
