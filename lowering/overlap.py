@@ -81,6 +81,7 @@ class OverlapReport:
       known: whether the plan's promise can be compared: no loop runs for an unknown number of iterations, and the plan
         says what it hides.
       replayed: seconds of the compiled schedule at the plan's prices (``meshdsl.lowering.hlo.schedule``).
+      computing: seconds of its computation alone.
       simulated: ``plan.simulated_seconds``; 0 if the plan does not say.
     """
 
@@ -89,6 +90,7 @@ class OverlapReport:
     axes: tuple[str, ...]
     known: bool
     replayed: float = 0.0
+    computing: float = 0.0
     simulated: float = 0.0
 
     @property

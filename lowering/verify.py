@@ -424,7 +424,8 @@ def _overlap(planned: ExpectedCommunication, module: Module, mesh: Mesh) -> Over
     scheduled = schedule.collectives
     axes = [collective_key(one.sent.kind, one.sent.axes, one.sent.group, mesh)[1] for one in scheduled]
     found = compare_overlap(promise, scheduled, axes)
-    return replace(found, replayed=schedule.seconds, simulated=planned.simulated() if promise is not None else 0.0)
+    simulated = planned.simulated() if promise is not None else 0.0
+    return replace(found, replayed=schedule.seconds, computing=schedule.computing, simulated=simulated)
 
 
 def _judged(report: VerifyReport, exposed: str, target: str) -> VerifyReport:

@@ -56,10 +56,12 @@ class RunSchedule:
     Args:
       collectives: every collective between several devices, in that order, loops counted.
       seconds: of one run at the topology's prices, transfers beside computation as scheduled.
+      computing: seconds of its computation alone.
     """
 
     collectives: tuple["ScheduledCollective", ...]
     seconds: float
+    computing: float
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class ScheduledCollective:
 def read_schedule(module: Module, mesh: Mesh) -> RunSchedule:
     """Returns what a scheduled program does, loops counted; those of unknown length run once."""
     run = _Schedule(module, mesh).of(module.entry)
-    return RunSchedule(run.collectives, run.seconds)
+    return RunSchedule(run.collectives, run.seconds, run.computing)
 
 
 def collective_seconds(found: CompiledCollective, mesh: Mesh) -> float:
@@ -105,12 +107,14 @@ class _Run:
 
     Args:
       seconds: from its beginning to its end.
+      computing: seconds of computation, products and others, with nothing beside it.
     """
 
     collectives: tuple[ScheduledCollective, ...] = ()
     products: float = 0.0
     taken: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    computing: float = 0.0
 
 
 @dataclass
@@ -172,7 +176,7 @@ class _Schedule:
         found: list[ScheduledCollective | _InFlight] = []
         flying: list[_InFlight] = []
         copies: dict[int, float] = {}  # when those from and to the host are over, by the position of their end
-        total, taken = 0.0, defaultdict[str, float](float)
+        total, computing, taken = 0.0, 0.0, defaultdict[str, float](float)
         for at, line in enumerate(lines):
             clock.wait(copies.get(at, 0.0))
             for transfer in flying:
@@ -198,14 +202,17 @@ class _Schedule:
             run = self._inside(line, name)
             if run.seconds:
                 clock.run(run)
+                computing += run.computing
             else:
-                clock.compute(max(run.products, self._moving(line, by_name)))
+                alone = max(run.products, self._moving(line, by_name))
+                clock.compute(alone)
+                computing += alone
             found += run.collectives
             if run.products:
                 total += run.products
                 for link, seconds in _cover(line.name, run, flying).items():
                     taken[link] += seconds
-        return _Run(tuple(map(_landed, found)), total, dict(taken), clock.now)
+        return _Run(tuple(map(_landed, found)), total, dict(taken), clock.now, computing)
 
     def _moving(self, line: Instruction, lines: Mapping[str, Instruction]) -> float:
         """Seconds in which an instruction reads and writes memory."""
@@ -248,8 +255,9 @@ class _Schedule:
         sent = [_repeated(one, trips, known) for run in runs for one in run.collectives]
         if line.opcode == "async-start":
             return _Run((), sum(run.products for run in runs), dict(taken))
-        products, seconds = (trips * sum(getattr(run, name) for run in runs) for name in ("products", "seconds"))
-        return _Run(tuple(sent), products, dict(taken), seconds)
+        names = ("products", "seconds", "computing")
+        products, seconds, computing = (trips * sum(getattr(run, name) for run in runs) for name in names)
+        return _Run(tuple(sent), products, dict(taken), seconds, computing)
 
     def _fused(self, callee: str) -> float:
         """Seconds of the products of a fusion."""

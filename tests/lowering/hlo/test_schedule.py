@@ -163,6 +163,7 @@ def test_a_replayed_schedule_waits_for_what_is_not_beside_products():
     assert replay(f"{START}, {SYNC}", GEMM, DONE).seconds == close(GATHERED + PRODUCT)
     assert replay(f"{START}, {ASYNC}", REDUCE, GEMM, DONE, REDUCED).seconds == close(3 * GATHERED)  # over one link
     assert replay(WHILE).seconds == close(5 * (max(GATHERED, PRODUCT) + PRODUCT))
+    assert replay(WHILE).computing == close(5 * 2 * PRODUCT)
     copied = [f"%f = (bf16[16,8]{{1,0{x}}}, bf16[16,8]{{1,0{y}}}, u32[]) copy-start(%x)" for x, y in HOST_COPIES]
     done = "%h = bf16[16,8]{1,0} copy-done(%f)"
     assert [replay(each, GEMM, done).seconds for each in copied] == [close(256 / 1), close(PRODUCT), close(PRODUCT)]
