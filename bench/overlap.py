@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshdsl as md
-from bench.report import summarised, table, versions
+from bench.report import page_section, summarised, table, versions
 from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import KINDS, topology
@@ -218,11 +218,17 @@ def page() -> str:
     facts = [json.loads(file.read_text()) for file in sorted(CACHE.glob("*.json"))]
     kinds = [fact for fact in facts if "rows" in fact]
     models = [fact for fact in facts if "replayed" in fact]
-    sections = [INTRODUCTION, *([KINDS_TEXT + "\n\n" + _kinds(kinds)] if kinds else [])]
-    sections += [MODELS_TEXT + "\n\n" + _models(models), CAUSES_TEXT] if models else []
+    written = PAGE.read_text() if PAGE.exists() else ""
+    sections = [INTRODUCTION, KINDS_TEXT + "\n\n" + _kinds(kinds) if kinds else _written(written, KINDS_TEXT)]
+    sections += [MODELS_TEXT + "\n\n" + _models(models)] if models else []
     compilers = sorted({fact["compiler"] for fact in facts})
     made = f"`python -m bench.overlap` ({versions()}, {', '.join(compilers)})"
-    return summarised("\n\n".join([*sections, made]) + "\n", *_short(models))
+    return summarised("\n\n".join([*sections, made, _written(written, CAUSES)]) + "\n", *_short(models))
+
+
+def _written(page: str, title: str) -> str:
+    """A section as the page has it."""
+    return "\n".join(page_section(page, title)).strip()
 
 
 def _short(models: list[dict[str, Any]]) -> Iterator[str]:
@@ -278,6 +284,7 @@ target="tpu-v5e:4x4")` reads that order ([what is hidden](../concepts/execution.
 asynchronous where products stand between its start and its done, and *covered* for as long as these take at
 the plan's prices; two transfers over one link are not covered by the same second. Nothing here was timed on a
 device."""
+CAUSES = "## Why plan and program differ"  # written by hand
 KINDS_TEXT = f"""## What compilers make asynchronous
 
 One collective beside two products of {SIDE:,} x {SIDE:,} x {SIDE:,} in bfloat16 that do not wait for it, as
@@ -300,40 +307,7 @@ limited to {SHARE:.0%} of what the plan takes without a limit, so that parameter
 over layers where they are divided. ViT is not compiled for H100, where XLA without a device
 finds no tiles for some of its products in float32; rows that the table lacks were not measured in this state
 of the code."""
-CAUSES_TEXT = """**Why the replayed step is shorter.** On H100, products take as long in both, within 3%. The rest does
-not: in GPT with FSDP, 1,273 kernels other than products take 15.2 ms in the plan, and 458 take 7.0 ms in the
-program. What differs there (TPUs were not examined):
 
-* *An elementwise value with several consumers.* The plan writes it, and each consumer reads it and is charged
-  a start. XLA computes it again in each kernel, or gives a kernel several results: GELU with its bias is one
-  kernel, its gradient two, AdamW one per large parameter, which reads four arrays and writes three.
-* *Reductions along rows.* Softmax and normalisation are one kernel each, which reads its operand once.
-* *Starts.* The plan charges one to every fused operation that reads anything from memory, a bias too.
-* *`optimization_barrier`* is charged as a copy, and moves nothing.
-* *The other way:* XLA copies slices of stacked parameters that a loop's products read, and writes slices of
-  results, about 0.9 ms in the same step, which the plan does not charge.
-
-A model of fusion without the first four errors was tried: values are computed again where that reads fewer
-bytes, and kernels that share a source are one. The step is then 18.4 ms (replayed 19.7), of GPT with
-Megatron's layouts 8.26 (8.31), of Llama with FSDP 17.0 (19.0): 1% to 11% too short instead of 33% to 52% too
-long. It is not used, since [predictions](predictions.md) depend on it. The median error of 31 published rows
-without stages, chosen at random:
-
-| table | hardware | rows | now | tried, same constants | tried, fitted again |
-| --- | --- | --- | --- | --- | --- |
-| dgxc_benchmarking | dgx-h100 | 8 | 8.4% | 1.7% | 16.0% |
-| mosaic_mpt | dgx-h100 | 6 | 19.6% | 27.9% | 13.6% |
-| mosaic_mpt | dgx-a100 | 10 | 6.0% | 11.1% | 1.5% |
-| maxtext_tpu_readme | tpu-v5e | 7 | 5.6% | 8.9% | 6.1% |
-
-*Now* is from that page; *fitted again* is to these rows themselves, of both halves, which flatters it: 0.58 of
-the peak on H100, 0.70 on A100, 0.98 with a half side of 768 on v5e. No rate of H100 suits both of its tables.
-Their systems probably fuse differently, which a preset cannot say.
-
-**What is called hidden and is not covered.** On H100 the six schedules hide 97% of what plans promise in all,
-76% to 164% of it in a step, but only 64% of the promise lies beside products: the rest runs beside softmax,
-normalisation and other kernels that move memory. On TPU v5e they hide 79%, 60% to 96% in a step, and 77%
-lies beside products; why it is less than promised was not examined."""
 
 if __name__ == "__main__":
     main()

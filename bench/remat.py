@@ -253,14 +253,9 @@ def page(models: list[dict[str, Any]], programs: list[dict[str, Any]]) -> str:
     if missing := [name for name in CASES if all(name != model["model"] for model in models)]:
         sections.append(f"Not run: {', '.join(missing)}.")
     written = PAGE.read_text() if PAGE.exists() else ""
-    sections += [COMPILED, _compiled(programs)] if programs else ["\n".join(_compiled_section(written))]
-    sections.append(made)
+    before = "\n".join(page_section(written, COMPILED)).strip()
+    sections += [made, f"{COMPILED}\n\n{_compiled(programs)}" if programs else before]
     return summarised("\n\n".join(sections) + "\n", *_short(models))
-
-
-def _compiled_section(written: str) -> list[str]:
-    """Returns the section of compiled steps of a page, without the line on versions below it."""
-    return [line for line in page_section(written, COMPILED) if not line.startswith("`python -m")][1:]
 
 
 def _compiled(programs: list[dict[str, Any]]) -> str:
@@ -369,7 +364,9 @@ parameters and optimizer state. Columns of seconds are predicted step times, all
 - *per layer*: the best two of all these, each for a part of the layers. Derived: memory and seconds of the plans
   without a limit, in that proportion. A loop over layers treats all of them alike, so `remat="auto"` has no such
   choice.
-- *remat="auto"*: on the step without `jax.checkpoint`. *gap*: of the layouts, given what is computed again.
+- *remat="auto"*: on the step without `jax.checkpoint`. *gap*: of the layouts, given what is computed again. What is
+  computed again is found by a search without a bound, and only where keeping everything does not fit: a lower limit may
+  have a faster plan.
 
 Rematerialisation by XLA itself is not compared: it is not expressed in plans."""
 COMPILED = f"""## Compiled

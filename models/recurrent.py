@@ -38,8 +38,8 @@ class Config:
       state: size of the state per channel.
       width: width of the convolution.
       remat: what the backward pass recomputes, see ``md.remat``.
-      keep: names of values that are stored: of gate (``mlpwi_0``), input (``mlpwi_1``) and output
-        (``mlpwo``) projections, and what the recurrence returns (``context``).
+      keep: names of values that are stored: results of the projections, of the gate (``mlpwi_0``), of the input
+        (``mlpwi_1``) and of the output (``mlpwo``), and of the recurrence (``context``).
     """
 
     layers: int

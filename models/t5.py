@@ -34,7 +34,8 @@ class Config:
     """Sizes of one model; encoder and decoder have ``layers`` layers each.
 
     Args:
-      remat, keep: what the backward pass recomputes, see ``md.remat``, and names of values that are stored.
+      remat: what the backward pass recomputes, see ``md.remat``.
+      keep: names of values that are stored, see ``models.layers``.
     """
 
     layers: int
@@ -141,9 +142,9 @@ class T5(nnx.Module):
         sizes = config.dims
         self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed")))
         self.around, self.before = RelativeBias(sizes, True, rngs), RelativeBias(sizes, False, rngs)
-        layers, kept = sizes("layers"), (config.remat, config.keep)
-        self.encoder = md.stack(lambda rngs: EncoderBlock(sizes, rngs), layers, rngs, *kept)
-        self.decoder = md.stack(lambda rngs: DecoderBlock(sizes, rngs), layers, rngs, *kept)
+        layers, remat, keep = sizes("layers"), config.remat, config.keep
+        self.encoder = md.stack(lambda rngs: EncoderBlock(sizes, rngs), layers, rngs, remat, keep)
+        self.decoder = md.stack(lambda rngs: DecoderBlock(sizes, rngs), layers, rngs, remat, keep)
         self.norm1, self.norm2 = RMSNorm(sizes), RMSNorm(sizes)
 
     def __call__(self, batch: dict[str, md.Tensor]) -> md.Tensor:

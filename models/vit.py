@@ -28,7 +28,8 @@ class Config:
     """Sizes of one model; ``image`` and ``patch`` are the side lengths of the square images and patches, in pixels.
 
     Args:
-      remat, keep: what the backward pass recomputes, see ``md.remat``, and names of values that are stored.
+      remat: what the backward pass recomputes, see ``md.remat``.
+      keep: names of values that are stored, see ``models.layers``.
     """
 
     layers: int
@@ -67,8 +68,9 @@ class ViT(nnx.Module):
         self.patches = Linear(sizes, "y x channels", "embed", 0.02, rngs)
         self.token = nnx.Param(md.zeros(sizes("embed")))
         self.position = nnx.Param(md.normal(rngs.params(), sizes("seq embed"), std=0.02))
-        make = lambda rngs: Block(sizes, rngs, causal=False)  # noqa: E731
-        self.blocks = md.stack(make, sizes("layers"), rngs, config.remat, config.keep)
+        self.blocks = md.stack(
+            lambda rngs: Block(sizes, rngs, causal=False), sizes("layers"), rngs, config.remat, config.keep
+        )
         self.norm, self.head = Norm(sizes), Linear(sizes, "embed", "classes", 0.02, rngs)
 
     def __call__(self, images: md.Tensor) -> md.Tensor:

@@ -2,7 +2,8 @@
 
 Meshes of up to five axes, every split of both arguments and of the result that divides, arguments of small integers:
 what the partitioner makes of a product is right to the last bit, or wrong. The checker has to call the same ones wrong.
-Each of them is planned and run as well. openxla/xla#40034 reports a wrong product on 4,096 GPUs.
+Those that are wrong, or are called so, are planned between the same layouts and run as well. openxla/xla#40034 reports
+a wrong product on 4,096 GPUs.
 
 JAX_NUM_CPU_DEVICES=16 python -m tests.fuzz.products --cases 1000 --seed 7
 """
