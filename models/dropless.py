@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError, faults
@@ -253,11 +254,11 @@ def _run(form: _Form, index: Any, routing: _Routing, rows: jax.Array, scales: ja
 
     rows, scales = (_gather(each, order, back[..., None]) for each in (rows, scales))
     if params.gate is None:
-        hidden = form.activation(md.keep(product(rows, params.up), "mlpwi"))
+        hidden = form.activation(checkpoint_name(product(rows, params.up), "mlpwi"))
     else:
-        up = md.keep(product(rows, params.up), "mlpwi_1")
-        hidden = form.activation(md.keep(product(rows, params.gate), "mlpwi_0")) * up
-    return _gather(md.keep(product(hidden * scales, params.down), "mlpwo"), back, order[..., None])
+        up = checkpoint_name(product(rows, params.up), "mlpwi_1")
+        hidden = form.activation(checkpoint_name(product(rows, params.gate), "mlpwi_0")) * up
+    return _gather(checkpoint_name(product(hidden * scales, params.down), "mlpwo"), back, order[..., None])
 
 
 # [replicas ranks rows k] and [replicas ranks e k n] -> [replicas ranks rows n]

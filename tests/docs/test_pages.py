@@ -103,11 +103,13 @@ def test_the_rule_of_a_kernel_holds():
     np.testing.assert_allclose(sharded(q, k, v), attention(q, k, v), rtol=1e-5, atol=1e-6)
 
 
-def test_the_gradient_of_a_grouped_convolution_is_right():
+def test_planned_steps_are_right_where_the_partitioner_is_wrong():
     names = names_of("docs/comparison.md")
     right = np.asarray(names["right"])
     np.testing.assert_allclose(names["planned"], right, rtol=0, atol=1e-6 * np.abs(right).max())
     assert names["plain"].shape == right.shape  # what it holds is the partitioner's affair
+    right = np.asarray(names["x"]) @ np.asarray(names["w"])
+    np.testing.assert_allclose(names["planned_product"], right, rtol=0, atol=1e-5 * np.abs(right).max())
 
 
 def test_steps_on_nnx_objects():
