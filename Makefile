@@ -13,7 +13,9 @@ CACHE := .cache/meshdsl
 DATA := $(CACHE)/held_out.npy $(CACHE)/flights.npz $(CACHE)/movies.npz
 TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
+SELECT ?= -m 'not sweep'
 export PYTHONPATH := .
+export PYTHONDONTWRITEBYTECODE :=  # each of the processes that tests start would compile all modules again
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/evidence/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
@@ -25,12 +27,12 @@ help:  ## say what there is
 demo: $(VENV)/ready $(CACHE)/held_out.npy  ## plan, check, verify and train a GPT on 8 virtual CPU devices
 	$(RUN) -m meshdsl.training.demo examples/gpt.py --mesh data=4,model=2
 
-test: $(VENV)/ready $(DATA)  ## run the tests
-	$(RUN) -m pytest $(FLAGS)
+test: $(VENV)/ready $(DATA)  ## run the tests, but for long sweeps
+	$(RUN) -m pytest $(FLAGS) $(SELECT)
 
-test-all:  ## run the tests on every suitable Python that is installed
+test-all:  ## run all tests, sweeps too, on every suitable Python that is installed
 	@for p in python3.11 python3.12 python3.13; do \
-	  if $$p -c '$(SUITABLE)' 2>/dev/null; then $(MAKE) test PYTHON=$$p VENV=.venv/$$p || exit 1; else echo "no $$p here"; fi; \
+	  if $$p -c '$(SUITABLE)' 2>/dev/null; then $(MAKE) test SELECT= PYTHON=$$p VENV=.venv/$$p || exit 1; else echo "no $$p here"; fi; \
 	done
 
 lint: $(VENV)/ready  ## ruff and mypy

@@ -8,6 +8,7 @@ from jax import lax
 import meshdsl as md
 from meshdsl.errors import ArgumentError, MeshDSLError
 from tests.api.pmapped_steps import CASES, PARAMS, X, Y, pmapped, sgd
+from tests.sweeps import swept
 
 
 def close(got, expected):
@@ -22,7 +23,7 @@ def sharded(case, mesh="data=8", **options):
     return md.parallelize(case.step, mesh, case.layouts, case.outputs, **options)
 
 
-@pytest.mark.parametrize("name", CASES)
+@swept("name", CASES, every=2)
 def test_numbers_of_pmap(name):
     case = CASES[name]
     step = sharded(case)

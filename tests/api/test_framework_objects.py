@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import jmp
 import optax
-import pytest
 from flax import nnx
 from flax.training import dynamic_scale, train_state
 
 from tests.api.framework_steps import BATCH, X, proved
+from tests.sweeps import swept
 
 # ---- flax.linen ------------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ def loss_of(params, batch):
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@swept("name", OPTIMIZERS, every=2)
 def test_optimizers(name):
     optimizer = OPTIMIZERS[name]()
 
@@ -179,7 +179,7 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("name", SCALES)
+@swept("name", SCALES, every=3)
 def test_mixed_precision_with_a_loss_scale(name):
     """A step whose gradients are not finite changes the scale alone."""
     policy, optimizer = jmp.get_policy("params=float32,compute=float16,output=float32"), optax.adam(1e-2)

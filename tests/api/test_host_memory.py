@@ -210,6 +210,7 @@ def planned(memory=None, mesh=SLOW, **options):
     return sharded.plan(*wide_arguments())
 
 
+@pytest.mark.sweep
 def test_the_planner_moves_state_where_that_is_faster_than_dividing_and_computing_again():
     free = planned()
     limit = int(0.7 * free.memory)

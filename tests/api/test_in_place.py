@@ -10,6 +10,7 @@ from flax import nnx
 import meshdsl as md
 from meshdsl.api.stages import SLOW_DEVICES
 from meshdsl.errors import LayoutError, PinError, TraceError
+from tests.sweeps import swept
 
 MESH = md.Mesh(data=4, model=2, topology=SLOW_DEVICES)  # divides small steps as it does large ones
 X = np.linspace(-1, 1, 16 * 8, dtype=np.float32).reshape(16, 8)
@@ -360,7 +361,7 @@ def shape(tree):
     return nodes, nnx.find_duplicates(tree)
 
 
-@pytest.mark.parametrize("name", CASES)
+@swept("name", CASES, every=2, kept=CHECKED)
 def test_as_under_nnx_jit(name):
     step, make = CASES[name]
     args, expected = make(), make()

@@ -122,6 +122,7 @@ def test_a_gather_for_which_there_is_no_memory_is_not_hidden():
     assert short.collectives == alone.collectives and "is also the fastest found" in short.notes[-1]
 
 
+@pytest.mark.sweep
 def test_a_plan_is_never_slower_with_overlap_than_the_one_without():
     program = gpt.program(gpt.Config(2, 64, 4, seq=32, vocab=64), gpt.RULES["fsdp"], batch=16)
     mesh = md.Mesh(data=4, topology=SLOW)

@@ -7,6 +7,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering import program
 from tests.recomputation.steps import SINES, sines
+from tests.sweeps import swept
 
 MESH = md.Mesh(data=4, model=2)
 LAYERS, WIDTH = 5, 64
@@ -47,7 +48,7 @@ def args():
     return (up, down), x
 
 
-@pytest.mark.parametrize(("step", "share"), [(unrolled, 0.55), (scanned, 0.4)])
+@swept(("step", "share"), [(unrolled, 0.55), (scanned, 0.4)], kept=((scanned, 0.4),))
 def test_the_compiled_step_recomputes_what_the_plan_says(step, share, args, tmp_path):
     free = sharded(step).plan(*args)
     small = sharded(step, memory=share * free.memory, remat="auto")

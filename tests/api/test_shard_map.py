@@ -15,12 +15,13 @@ from jax.sharding import PartitionSpec as P
 import meshdsl as md
 from tests.api.shard_map_steps import DEVICES, STEPS, drawn, over, over_data
 from tests.api.test_jit_semantics import same
+from tests.sweeps import swept
 
 MESH = md.Mesh(data=4, model=2)
 X = drawn(8, 8)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@swept("name", STEPS, every=2)
 def test_same_numbers_and_planned_bytes(name):
     step, *args = STEPS[name]
     sharded = md.parallelize(step, MESH)

@@ -54,6 +54,7 @@ def test_a_row_is_predicted_by_its_plan():
     assert hidden.planned == found.planned and hidden.seconds < found.seconds
 
 
+@pytest.mark.sweep
 def test_a_row_with_stages_is_predicted_by_a_stage():
     (case,) = (c for c in CASES["megatron_sc21_table1"] if "39B" in c.label)
     stage = case.stage(3)

@@ -2,12 +2,14 @@
 
 import random
 
+import pytest
 from typer.testing import CliRunner
 
 from meshdsl.cli import app
 from tests.chaos.run import PROGRAM, Disturbed, disturb, losses
 
 
+@pytest.mark.sweep
 def test_a_run_that_is_stuck_and_whose_checkpoint_is_damaged_ends_as_if_undisturbed(tmp_path, monkeypatch):
     run = Disturbed(tmp_path / "disturbed", 2, 40, random.Random(0))
     try:

@@ -68,6 +68,7 @@ def test_kinds_have_a_colour_each_on_a_terminal_only(monkeypatch):
     assert shown(monkeypatch, 60, is_terminal=False) == f"{small_plan()}\n"
 
 
+@pytest.mark.sweep
 def test_a_plan_says_that_it_compiles_loops(monkeypatch, tmp_path):
     """A first plan, with an empty cache, on a terminal, and a second one."""
     (tmp_path / "step.py").write_text(f"import logging\nlogging.basicConfig()\n{STEP}")

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import meshdsl as md
+from tests.sweeps import swept
 
 UNDOCUMENTED = ("nd", "DimsLike", "Tensor")  # a package, and aliases of types
 SIZES = {"up": (64, 256), "down": (256, 64)}  # of the parameters of the examples' step
@@ -47,7 +47,7 @@ def test_every_public_name_has_an_example():
     assert [name for name in NAMES if not re.search("^Example:$", inspect.getdoc(public(name)) or "", re.M)] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@swept("name", NAMES, left=("Frontier",))
 def test_examples(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for test in examples(name):

@@ -13,6 +13,7 @@ import pytest
 from meshdsl.api import parallelize
 from meshdsl.layouts import Mesh
 from meshdsl.util.text import bytes_text, percent_text, seconds_text
+from tests.sweeps import swept
 
 ROOT = Path(__file__).parent.parent.parent
 PLAIN, NAMED = ("mlp", "gpt", "digits"), ("vit", "dlrm", "movies", "moe")
@@ -35,6 +36,7 @@ def test_mlp_trains():
     assert len(losses) == 3 and losses[2] < losses[0] / 2
 
 
+@pytest.mark.sweep
 def test_digits_are_learned(tmp_path):
     command = ("-m", "meshdsl", "train", "examples/digits.py", "--folder", str(tmp_path), "--mesh", "data=2,model=2")
     printed = _python(*command)
@@ -60,7 +62,7 @@ def test_llama_on_64_tpus_has_the_figures_of_the_readme():
     assert re.split(r"  +", row)[1:] == shown
 
 
-@pytest.mark.parametrize("name, mesh", PLANNED)
+@swept("name, mesh", PLANNED, left=[(name, LARGEST) for name in ("gpt", "vit", "dlrm", "movies")])
 def test_every_example_plans_on_any_mesh(name, mesh, small_gpt):
     program = runpy.run_path(str(small_gpt if name == "gpt" else ROOT / "examples" / f"{name}.py"))["program"]
     plan = parallelize(program.step, Mesh.parse(mesh), program.layouts, rules=program.rules).plan(*program.args)

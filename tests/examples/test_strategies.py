@@ -2,16 +2,15 @@
 
 import sys
 
-import pytest
-
 from bench.strategies import FILES, PAGE, Strategy, sent_by_collective
 from meshdsl.api import parallelize
 from tests.models.values import filled
+from tests.sweeps import swept
 
 NAMES = [file.stem for file in FILES]
 
 
-@pytest.mark.parametrize("file", FILES, ids=NAMES)
+@swept("file", FILES, ids=NAMES, every=3)
 def test_a_strategy_sends_what_was_published_and_runs_as_planned(file):
     strategy = Strategy(file)
     sharded, args = strategy.sharded(), filled(strategy.program.args)

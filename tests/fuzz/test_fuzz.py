@@ -1,14 +1,13 @@
 """Random programs under random pins and plans, the same ones every time; ``make fuzz`` runs others."""
 
-import pytest
-
 from tests.fuzz.run import run
 from tests.fuzz.tally import Tally
+from tests.sweeps import swept
 
 SEEDS = range(2)  # about 70 cases
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@swept("seed", SEEDS, kept=(1,))
 def test_random_programs(seed):
     tally = Tally()
     run(seed, tally)

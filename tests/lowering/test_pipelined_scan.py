@@ -5,7 +5,6 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import meshdsl as md
 from meshdsl.api.executable import Executable
@@ -19,6 +18,7 @@ from meshdsl.plan.build import build_plan
 from meshdsl.plan.prefetch import peak_of, with_prefetch
 from meshdsl.trace import trace
 from tests.fuzz.wander import wander
+from tests.sweeps import swept
 from tests.trials import fast_options
 
 MESH = md.Mesh(data=4, model=2)
@@ -102,7 +102,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+@swept("name", STEPS, kept=("layers", "recomputed"))
 def test_numbers_and_bytes_are_those_of_the_plain_loop(name):
     chosen = check_equal(*STEPS[name], seed=4)
     assert any(each.ahead for each in chosen.values()) and any(each.behind for each in chosen.values())

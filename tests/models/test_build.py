@@ -9,6 +9,7 @@ import meshdsl as md
 from meshdsl import models
 from meshdsl.errors import ArgumentError
 from meshdsl.models import dlrm, gpt, llama, mixture, recurrent, resnet, t5, vit
+from tests.sweeps import swept
 
 PARAMETERS = {
     "gpt2-124m": 124.4e6,
@@ -52,7 +53,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize("module, name", FAMILIES)
+@swept("module, name", FAMILIES, left=((resnet, "resnet50"),))
 def test_rules_speak_of_dims_that_there_are(module, name):
     for strategy in module.RULES:
         program = models.build(name, strategy)

@@ -14,6 +14,7 @@ from meshdsl.models import mixture
 from tests.models.test_gpt import plain
 from tests.models.test_llama import BATCH, attention, norm, perceptron
 from tests.models.values import quick, same_step, start
+from tests.sweeps import swept
 
 CONFIG = mixture.Config(
     *(2, 16, 24, 4, 2, 8, 8, 64), experts=4, choices=2, group=4, capacity=1.0, shared=16, remat="dots"
@@ -86,7 +87,7 @@ def loss_by_hand(p, inputs, targets, config):
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean() + mixture.BALANCE * lost
 
 
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, ranks=2)], ids=["slots", "no drops"])
+@swept("config", [CONFIG, replace(CONFIG, ranks=2)], ids=["slots", "no drops"], left=(CONFIG,))
 def test_a_step_is_that_of_the_plain_model(config):
     program = mixture.program(config, mixture.RULES["expert"], batch=8)
     params, state = start(program)

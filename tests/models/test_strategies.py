@@ -4,7 +4,6 @@ from functools import cache
 
 import jax
 import numpy as np
-import pytest
 
 import meshdsl as md
 from meshdsl.api.plan_variants import plan_best_variant
@@ -14,6 +13,7 @@ from meshdsl.pins import UserPins
 from meshdsl.planner.limits import EFFORTS
 from meshdsl.trace import trace
 from tests.models.values import start
+from tests.sweeps import swept
 
 # Devices so slow that splitting work pays at a test's sizes: else all would be gathered and computed everywhere.
 SLOW = md.Topology("slow", 1e6, 1e6, 1e9, 4e9, 0.0, (Link(1e-6, 1e7),))
@@ -67,7 +67,7 @@ def stated(rules):
     return {(dim, axis) for table in rules.tables.values() for dim, axes in table.items() for axis in axes}
 
 
-@pytest.mark.parametrize("family, strategy", PLANNED)
+@swept("family, strategy", PLANNED, every=3)
 def test_a_plan_splits_what_the_strategy_says(family, strategy):
     rules = md.Rules.of(FAMILIES[family][0].RULES[strategy])
     plan = plan_best_variant(traced(family), MESH, UserPins(rules=rules), limits=EFFORTS["default"]).plan
@@ -87,6 +87,10 @@ def run(family, strategy):
     sharded.check(*args)
 
 
-@pytest.mark.parametrize("family, strategy", RUN)
+@swept(
+    "family, strategy",
+    RUN,
+    left=(("resnet", "spatial"), ("wide-and-deep", "tensor")),
+)
 def test_a_planned_step_runs_as_planned_with_the_unsharded_numbers(family, strategy):
     run(family, strategy)

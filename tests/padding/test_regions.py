@@ -11,6 +11,7 @@ from meshdsl.ir.graph import walk
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.padding.regions import compute_regions
 from meshdsl.trace import trace
+from tests.sweeps import swept
 from tests.trace.interpreter import run_graph
 
 SLOW_LINKS = Topology("slow links", 1e9, 1e9, 1e9, 4e9, 0.0, (Link(0.0, 1e6),))
@@ -117,7 +118,7 @@ def both(step):
     return run
 
 
-@pytest.mark.parametrize("name", STEPS)
+@swept("name", STEPS, every=2)
 def test_the_same_numbers(name):
     for step in (STEPS[name], both(STEPS[name])):
         before = trace(step, tuple(X))
@@ -174,6 +175,7 @@ def test_dims_that_are_not_split_are_cut():
     assert not planned(lambda x, y: jnp.sum(jnp.tanh(x[1024:])), "x=S(1)").regions
 
 
+@pytest.mark.sweep
 def test_they_run_and_are_saved(tmp_path):
     def step(x, y):
         return {name: both(each)(x, y) for name, each in STEPS.items()}

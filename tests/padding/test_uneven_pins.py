@@ -12,6 +12,7 @@ from jax import lax
 import meshdsl as md
 from meshdsl.api.stages import SLOW_DEVICES
 from meshdsl.errors import ArgumentError, PinError, PlanFileError
+from tests.sweeps import swept
 
 ROWS, WIDTH, CLASSES = 30, 8, 12
 BATCH = {"batch/**": "data=S(0)"}
@@ -101,7 +102,7 @@ STEPS = [evaluate, per_example, normalised, train, constrained, contrastive, in_
          sequence_of_statistics, without_rows_of_its_own, flattened]  # fmt: skip
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+@swept("step", STEPS, ids=lambda step: step.__name__, every=2)
 def test_padded_numbers_are_those_of_the_step(step):
     sharded, args = md.parallelize(step, "data=4,model=2", BATCH, uneven="pad"), arguments()
     plan = sharded.plan(*args)

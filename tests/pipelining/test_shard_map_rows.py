@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 import meshdsl as md
 from tests.api.shard_map_steps import drawn, over, over_data, ring
 from tests.api.test_jit_semantics import same
+from tests.sweeps import swept
 
 MESH = md.Mesh(data=4, model=2)
 W, X = drawn(8, 8, seed=1) / 2, drawn(16, 8)
@@ -146,7 +147,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize("step", EXACT)
+@swept("step", EXACT, every=2)
 def test_numbers_of_the_whole_batch(step):
     sharded = planned(step)
     same(sharded(W, X), jax.jit(step)(W, X), atol=1e-4)

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import meshdsl as md
 from tests.api.shard_map_steps import drawn
 from tests.api.test_jit_semantics import same
+from tests.sweeps import swept
 
 SIZES, NAMES = (2, 2, 2), ("pipe", "data", "model")
 MESH = md.Mesh(**dict(zip(NAMES, SIZES, strict=True)))
@@ -103,7 +104,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@swept("name", CASES, kept=("sequence parallel", "unchecked, halves of a backward", "fsdp, chunks"))
 def test_numbers_of_the_whole_batch(name):
     step, options = CASES[name]
     agrees(planned(step, **options), step, LAYERS, X)

@@ -13,6 +13,7 @@ from meshdsl.layouts.topology import KINDS, Link, Topology
 from meshdsl.models import gpt
 from meshdsl.plan.simulate import COMPUTE, SimulatedTask, exposed_seconds, list_schedule, stacks
 from meshdsl.trace import trace
+from tests.sweeps import swept
 
 LINK, OTHER = "link", "other link"
 
@@ -107,7 +108,11 @@ TOPOLOGY = Topology("two by two", 1e12, 1e12, 1e11, 1e10, 0.0, (Link(1e-6, 2e10,
 MESH = md.Mesh(data=2, model=2, topology=TOPOLOGY)
 
 
-@pytest.mark.parametrize(("strategy", "microbatches"), [("data", 1), ("sequence", 1), ("fsdp", 8), ("fsdp+tensor", 8)])
+@swept(
+    ("strategy", "microbatches"),
+    [("data", 1), ("sequence", 1), ("fsdp", 8), ("fsdp+tensor", 8)],
+    kept=(("data", 1), ("fsdp+tensor", 8)),
+)
 def test_a_simulated_step_is_shorter_than_one_thing_after_the_other(strategy, microbatches):
     program = gpt.program(gpt.Config(6, 64, 4, seq=32, vocab=64, remat="all"), gpt.RULES[strategy], batch=16)
     pipeline = md.Pipeline(microbatches) if microbatches > 1 else None

@@ -89,6 +89,7 @@ def test_runs_as_planned(group):
     sharded.check(u)
 
 
+@pytest.mark.sweep
 def test_planes_run_as_planned():
     def step(u):
         return {name: with_gradient(function)(u) for name, (function, *_) in PLANES.items()}

@@ -12,6 +12,7 @@ from meshdsl.rules import rows_of
 from tests.rules.data import bits, complexes, floats
 from tests.rules.listed import wrong
 from tests.rules.prover import drawn, prove, sample
+from tests.sweeps import swept
 
 CASES = []
 IMAGES = ("NWC", "WIO", "NWC")
@@ -92,7 +93,7 @@ for pool in (POOLS["patches"], POOLS["overlapping"]):
     case("select_and_gather_add", lambda t, x, f=largest(*pool): jax.jvp(f, (x,), (t,))[1], floats(6, 12), DISTINCT)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@swept("case", CASES, ids=str, kind=lambda case: case.name, every=5)
 def test_rule(case):
     assert prove(case) == []
 

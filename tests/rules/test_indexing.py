@@ -9,6 +9,7 @@ from jax.lax import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionN
 from tests.rules.data import bools, floats, ints
 from tests.rules.listed import wrong
 from tests.rules.prover import prove, sample
+from tests.sweeps import swept
 
 CASES = []
 COLLIDE = "where updates collide, devices may let different ones win"
@@ -113,7 +114,7 @@ case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 
 case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, floats(1, 6), jnp.int32(5))
 
 
-@pytest.mark.parametrize("starts", [(11, 9, 0), (-4, 3, 2), (5, -1, 8), (40, 40, 40)], ids=str)
+@swept("starts", [(11, 9, 0), (-4, 3, 2), (5, -1, 8), (40, 40, 40)], ids=str, every=3)
 def test_starts_out_of_bounds(starts):
     """They are moved into the whole operand, so every other start beyond it is right as well: listed rows only."""
     for function, *args in (
@@ -134,7 +135,7 @@ def add_window(mode):
     return lambda t, i, u: lax.scatter_add(t, i, u, numbers, mode=GatherScatterMode.from_any(mode))
 
 
-@pytest.mark.parametrize("start", [-3, 1, 5, 99])
+@swept("start", [-3, 1, 5, 99], kept=(1,))
 @pytest.mark.parametrize("size", [2, 11])
 def test_windows_over_several_blocks(start, size):
     """Blocks that hold all of the window, a part or nothing; listed rows only, as above."""
@@ -146,6 +147,6 @@ def test_windows_over_several_blocks(start, size):
     assert wrong("dynamic_update_slice", lambda x, u, *at: lax.dynamic_update_slice(x, u, at), *both) == []
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@swept("case", CASES, ids=str, kind=lambda case: case.name)
 def test_rule(case):
     assert prove(case) == []

@@ -12,6 +12,7 @@ from meshdsl.errors import TraceError
 from meshdsl.lowering.local.random import _positions
 from tests.rules.data import bits, ints, unit
 from tests.rules.prover import prove, sample
+from tests.sweeps import swept
 
 CASES = []
 
@@ -38,7 +39,7 @@ case("random_wrap", jax.random.wrap_key_data, np.asarray(jax.random.key_data(KEY
 case("threefry2x32", lambda *words: threefry2x32_p.bind(*words), *(bits(6, dtype="uint32") for _ in range(4)))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@swept("case", CASES, ids=str, kind=lambda case: case.name)
 def test_rule(case):
     assert prove(case) == []
 
@@ -51,7 +52,7 @@ ON_KEYS = {
 }
 
 
-@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry4x32"])
+@swept("impl", ["rbg", "unsafe_rbg", "threefry4x32"], kept=("rbg",))
 @pytest.mark.parametrize("name", ON_KEYS)
 def test_other_keys(impl, name):
     """On devices, not simulated ones: arrays of these keys change their values under ``vmap``."""
@@ -87,7 +88,7 @@ def draws(key, x):
     }
 
 
-@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])  # XLA compiles so many draws from others for minutes
+@swept("impl", ["rbg", "unsafe_rbg"], kept=("rbg",))  # XLA compiles so many draws from others for minutes
 def test_draws_from_other_keys(impl):
     sharded = md.parallelize(draws, "data=4,model=2", {"x": "data=S(0)"})
     args = jax.random.key(3, impl=impl), jnp.linspace(-1, 1, 16 * 8).reshape(16, 8)

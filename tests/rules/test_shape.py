@@ -11,6 +11,7 @@ from meshdsl.trace.passes.rolls import roll_p
 from meshdsl.trace.passes.share_halos import rolls_p, shifts_p
 from tests.rules.data import bools, floats, ints
 from tests.rules.prover import drawn, prove, sample
+from tests.sweeps import swept
 
 CASES = []
 
@@ -105,7 +106,7 @@ case("iota", lambda: lax.broadcasted_iota(jnp.float32, (12, 24), 1))
 case("reduce_precision", lambda x: lax.reduce_precision(x, 5, 10), ints(24) / 4.0, excused={"P -> P": "rounds"})
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@swept("case", CASES, ids=str, kind=lambda case: case.name)
 def test_rule(case):
     assert prove(case) == []
 

@@ -11,6 +11,7 @@ from jax import lax
 from meshdsl.rules import rows_of
 from tests.rules.data import complexes, floats, ints, strange, unit
 from tests.rules.prover import Sample, drawn, prove, sample
+from tests.sweeps import swept
 
 CASES = []
 
@@ -75,7 +76,7 @@ def traces(item):
     return item.name in str(jax.make_jaxpr(item.function)(*item.args))
 
 
-@pytest.mark.parametrize("case", [item for item in CASES if traces(item)], ids=str)
+@swept("case", [item for item in CASES if traces(item)], ids=str, kind=lambda case: case.name)
 def test_rule(case):
     assert prove(case) == []
 

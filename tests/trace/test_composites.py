@@ -11,6 +11,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 import meshdsl as md
 from meshdsl.trace import trace
+from tests.sweeps import swept
 
 RNG = np.random.default_rng(0)
 DENSE = np.where(RNG.random((8, 12)) < 0.3, RNG.normal(size=(8, 12)), 0).astype(np.float32)
@@ -114,7 +115,11 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@swept(
+    "name",
+    PRODUCTS,
+    kept=("sparse @ dense", "dense @ sparse", "batches of sparse", "CSR", "COO", "sparsified", "in a scan"),
+)
 def test_sparse_products(name):
     step, layouts, args, bound = PRODUCTS[name]
     right(step, layouts, *args, bound=bound)
@@ -205,7 +210,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@swept("name", LOOPS, kept=("rows", "in a scan", "under a conditional", "its gradient", "cg"))
 def test_batches_of_loops(name):
     step, x = LOOPS[name]
     right(step, {"x": "data=S(0)"}, x)

@@ -9,6 +9,7 @@ from jax import lax
 import meshdsl as md
 from meshdsl.ir.graph import walk
 from meshdsl.trace import trace
+from tests.sweeps import swept
 from tests.trace.interpreter import run
 
 N, D = 16, 24
@@ -140,7 +141,7 @@ def steps(name):
     return tuple(jax.grad(lambda w, x, f=f: jnp.mean(jnp.sin(f(w, x)) ** 2)) for f in (named, plain))
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@swept("name", PAIRS, every=2)
 def test_no_collective_is_left_and_the_numbers_stay(name):
     named, plain = steps(name)
     program = trace(named, (W, X))

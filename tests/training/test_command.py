@@ -19,6 +19,7 @@ from meshdsl.training.observing.metrics import read_metrics
 from meshdsl.training.observing.profile import parse_profile
 from meshdsl.training.run import Session
 from tests.cli.test_json import documented
+from tests.sweeps import swept
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = str(ROOT / "tests" / "training" / "tiny.py")
@@ -118,7 +119,7 @@ def test_a_run_goes_on_over_another_mesh_with_other_layouts(tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@swept(("kind", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], kept=((signal.SIGTERM, 143),))
 def test_a_signal_ends_a_run_after_its_step_saved(tmp_path, kind, status):
     process = started(*LONG, folder=tmp_path)
     wait_for_a_checkpoint(process, tmp_path)
@@ -137,6 +138,7 @@ def test_a_run_that_is_resumed_past_its_end_has_nothing_to_do(tmp_path):
     assert losses(tmp_path / "a") == before
 
 
+@pytest.mark.sweep
 def test_two_processes_stopped_killed_and_resumed_have_the_losses_of_one(tmp_path):
     folder = tmp_path / "two"
     process = started("--processes", 2, *LONG, folder=folder)

@@ -23,6 +23,7 @@ from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, TWO, limited, minimum, shape
+from tests.sweeps import swept
 
 LAYERS = 7
 
@@ -201,7 +202,7 @@ def test_messages_between_all_copies_point_to_states_of_all_nodes():
 
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["float64", "float32"])
-@pytest.mark.parametrize("seed", range(20))
+@swept("seed", range(20), kept=range(4))
 def test_equal_messages_are_evaluated_once(seed, narrow):
     """Arbitrary messages on copies of a part: the bound is that of all tables, each by itself."""
     rng = np.random.default_rng(seed)

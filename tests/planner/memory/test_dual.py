@@ -30,6 +30,7 @@ from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from meshdsl.util.runtime import worker_pool
 from tests.planner.graphs import fitter_of, limited, minimum, shape, solved
+from tests.sweeps import swept
 
 PROGRAM = gpt.program(gpt.Config(6, 128, 4, seq=32, vocab=128), gpt.RULES["fsdp"], batch=64)
 
@@ -87,8 +88,8 @@ def chains(graph, around=()):
 
 
 @pytest.mark.parametrize("made", [mixed_step, looped_step, thrice_step, gpt_step], ids=lambda made: made.__name__)
-@pytest.mark.parametrize("donated", [False, True])
-@pytest.mark.parametrize("topology", ["cpu", "tpu-v5e"])
+@swept("donated", [False, True], kept=(True,))
+@swept("topology", ["cpu", "tpu-v5e"], kept=("tpu-v5e",))
 def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
     mesh, rng = md.Mesh(x=2, y=2, topology=topology), np.random.default_rng(3)
     model, pins = model_of(*made(), mesh, donated)
@@ -187,7 +188,7 @@ def test_the_dearest_moves_count_whole_and_cost_no_more_than_all_do(readers):
         assert dearest / 1.01 <= minimum(network.copy(), chosen) <= dearest <= cost
 
 
-@pytest.mark.parametrize("pairs", [True, False])
+@swept("pairs", [True, False], kept=(False,))
 def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(pairs):
     """Where all axes are too many to be looked at jointly, and steps so large that no two axes move by themselves."""
     two, three = md.Mesh(data=4, model=2, topology="dgx-h100"), md.Mesh(pod=2, data=2, model=2, topology="dgx-h100")
@@ -217,7 +218,7 @@ def test_on_many_axes_two_move_by_themselves_before_all_do():
     assert fitter.peak(fit.plan).bytes <= 3225
 
 
-@pytest.mark.parametrize("off", [0.25, 2.0])
+@swept("off", [0.25, 2.0], kept=(0.25,))
 def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(off):
     model, pins = model_of(*gpt_step(), md.Mesh(data=8, topology="dgx-h100"), True, rules=Rules.of(PROGRAM.rules))
     fitter = fitter_of(model, pins)
@@ -232,7 +233,7 @@ def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(of
     assert alone < 0.99 * good <= dual.best(4, off * dual.price) <= fit.plan.cost
 
 
-@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 4, "model": 2}], ids=str)
+@swept("axes", [{"data": 8}, {"data": 4, "model": 2}], ids=str, kept=({"data": 8},))
 def test_the_bound_of_a_large_step_is_begun_beside_the_search(axes):
     mesh, rules = md.Mesh(**axes, topology="dgx-h100"), Rules.of(PROGRAM.rules)
     model, pins = model_of(*gpt_step(), mesh, True, rules=rules)

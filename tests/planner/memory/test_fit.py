@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import meshdsl as md
 from meshdsl.models import gpt
@@ -103,6 +104,7 @@ def decoder(params, state, tokens):
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
 
+@pytest.mark.sweep
 def test_a_higher_price_is_tried_where_messages_settle_badly():
     """With 650 kB of 807 a plan was found that took 1.25 of the free plan's time; the best known takes 1.08."""
     sizes = {"n1": (32,), "n2": (32,), "q": (32, 32), "k": (32, 16), "v": (32, 16), "o": (32, 32)}

@@ -1,5 +1,7 @@
 """Plans within a limit from known ones: with some operations held, the others are decided anew."""
 
+import pytest
+
 import meshdsl as md
 from bench import deep_steps
 from bench.example_steps import deep_gpt
@@ -33,6 +35,7 @@ def test_where_nothing_else_fits_the_plan_stays():
     assert lns_within_memory(joint, evaluator, bad, [Prices()], lambda best, _: best) is bad
 
 
+@pytest.mark.sweep
 def test_a_layer_that_keeps_all_is_faster_within_little_less_memory(monkeypatch):
     program = deep_gpt(1)
 

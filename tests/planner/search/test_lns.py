@@ -15,6 +15,7 @@ from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.local_search import lns
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, searched, shape
+from tests.sweeps import swept
 
 
 def tangled(ws, x):
@@ -36,7 +37,7 @@ def model_of(mesh):
     return Model(make_problem(program, mesh, Pins((md.Layout(), md.Layout(), batch), (md.Layout(),) * 2, (0, 1))))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@swept("name", STEPS, left=("gradient",))
 def test_from_any_plan_small_steps_come_to_the_cheapest(name):
     model = problem_of(name, ONE)
     evaluator = Evaluator(model)

@@ -28,11 +28,12 @@ from meshdsl.planner.search.local_search import close_gap
 from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, layout_of, limited, problem_of, searched, shape, solved
+from tests.sweeps import swept
 
 SMALL = [("matmul", ONE), ("two layers", ONE), ("shared", ONE), ("gradient", ONE), ("looped", ONE), ("matmul", TWO)]
 
 
-@pytest.mark.parametrize(("name", "mesh"), SMALL, ids=str)
+@swept(("name", "mesh"), SMALL, ids=str, left=(("gradient", ONE),))
 def test_the_plan_is_the_cheapest_and_the_bound_below_it(name, mesh):
     model = problem_of(name, mesh)
     best = exhaustive(model)

@@ -12,6 +12,7 @@ from meshdsl.trace import trace
 from meshdsl.trace.annotate import annotate
 from meshdsl.trace.passes import passes
 from meshdsl.trace.read_jaxpr import read_jaxpr
+from tests.sweeps import swept
 from tests.trace.interpreter import run
 from tests.trace.steps import STEPS, key
 
@@ -27,7 +28,7 @@ def reference(step, args):
         return step(*args)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@swept("name", STEPS, left=("gpt scan", "gpt remat"))
 def test_step(name):
     step, args = STEPS[name]
     equal(run(trace(step, args), *args), reference(step, args))

@@ -8,6 +8,7 @@ from jax import lax
 
 from meshdsl.trace import trace
 from tests.stencils import with_gradient
+from tests.sweeps import swept
 from tests.trace.interpreter import run
 
 LENGTHS = (8, 9)
@@ -185,7 +186,7 @@ WITH_GRADIENTS = (
 FORWARD = (positions, sorted_inside, kinds_of_updates, outside, shifted_sums)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@swept("length", LENGTHS, kept=(9,))
 def test_computes_the_same(length):
     x = np.random.default_rng(length).uniform(0.5, 2.0, (length, 6)).astype("f")
     equal(lambda x: [f(x) for f in FORWARD] + [with_gradient(f)(x) for f in WITH_GRADIENTS], x)

@@ -60,6 +60,7 @@ def test_tasks_of_openmpi_train_as_one_process(tmp_path, variables, losses_of_on
 
 
 @installed("mpiexec.mpich")
+@pytest.mark.sweep
 def test_the_failure_of_a_task_of_mpich_is_one_line_and_ends_all(tmp_path, variables, losses_of_one):
     train = [*COMMAND, "--folder", str(tmp_path), "--steps", "20", "--evaluate-every", "12"]
     ended = launch(["mpiexec.mpich", "-n", "2", *train], {**variables, "TASKS_FAILED": str(tmp_path / "failed")})
