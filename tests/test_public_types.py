@@ -149,6 +149,7 @@ def run(*command, cwd, check=True):
     return done.stdout
 
 
+@pytest.mark.sweep
 def test_mypy_strict_sees_every_public_name(installed, tmp_path):
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / "bad.py").write_text(BEFORE_BAD + "\n".join(BAD))

@@ -37,13 +37,15 @@ OWN_NAMES = {  # packages whose files may use a class name that another file use
 }
 
 
-TREE = Tree(ROOT, FOLDERS)
+@cache
+def tree():
+    return Tree(ROOT, FOLDERS)
 
 
 @cache
 def graph():
     """Modules of ours that each module imports, also under TYPE_CHECKING and inside functions."""
-    return TREE.imports()
+    return tree().imports()
 
 
 def package(module):
@@ -61,7 +63,7 @@ def allowed():
 
 def test_packages_import_only_what_the_architecture_allows():
     table, wrong = allowed(), []
-    assert {package(module) for module in TREE.files} - {"meshdsl"} == set(table)
+    assert {package(module) for module in tree().files} - {"meshdsl"} == set(table)
     for module, targets in graph().items():
         for target in targets:
             own, other = package(module), package(target)
@@ -117,7 +119,7 @@ def test_few_modules_lie_outside_of_packages():
 def test_no_class_name_is_defined_twice():
     places = {
         name: [module for module in sorted(found) if package(module) not in OWN_NAMES]
-        for name, found in TREE.classes().items()
+        for name, found in tree().classes().items()
     }
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert twice == {}
@@ -127,7 +129,7 @@ def test_every_module_is_used_by_something_that_is_not_a_test():
     used = {target for targets in graph().values() for target in targets}
     for folder in NON_TEST_IMPORTERS:
         used |= {
-            TREE.module_of(name)
+            tree().module_of(name)
             for file in (ROOT / folder).rglob("*.py")
             for name in imported(ast.parse(file.read_text()))
         }
@@ -135,14 +137,14 @@ def test_every_module_is_used_by_something_that_is_not_a_test():
     makefile = (ROOT / "Makefile").read_text()
     unused = {
         module
-        for module, file in TREE.files.items()
+        for module, file in tree().files.items()
         if module not in used and file.name != "__init__.py" and f"-m {module} " not in makefile
     }
     assert unused - set(ENTRY_POINTS) == set()
 
 
 def test_every_package_says_what_it_is_for():
-    faces = {module: file for module, file in TREE.files.items() if file.name == "__init__.py"}
+    faces = {module: file for module, file in tree().files.items() if file.name == "__init__.py"}
     assert [module for module, file in faces.items() if not ast.get_docstring(ast.parse(file.read_text()))] == []
 
 
@@ -155,13 +157,13 @@ def test_files_that_the_architecture_names_exist():
 
 
 def test_layouts_do_not_import_jax():
-    imports = ", ".join(module for module in TREE.files if package(module) == "layouts")
+    imports = ", ".join(module for module in tree().files if package(module) == "layouts")
     code = f"import sys, {imports}; assert not {{'jax', 'numpy'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_no_relative_imports():
-    for file in TREE.files.values():
+    for file in tree().files.values():
         assert not any(isinstance(n, ast.ImportFrom) and n.level for n in ast.walk(ast.parse(file.read_text()))), file
 
 
@@ -178,7 +180,7 @@ def test_names_of_jax_are_public():
 
 def test_every_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    packages = {module for module, file in TREE.files.items() if file.name == "__init__.py"}
+    packages = {module for module, file in tree().files.items() if file.name == "__init__.py"}
     assert packages == set(listed)
 
 
@@ -186,6 +188,6 @@ def test_no_public_name_is_hidden_by_a_module():
     """Importing a module sets an attribute of its package, which ``__getattr__`` is then not asked for any more."""
     for namespace in (meshdsl, nd):
         prefix = f"{namespace.__name__}."
-        below = {module.removeprefix(prefix).split(".")[0] for module in TREE.files if module.startswith(prefix)}
+        below = {module.removeprefix(prefix).split(".")[0] for module in tree().files if module.startswith(prefix)}
         names = below & {*stub_names(Path(namespace.__file__).with_suffix(".pyi")), *nd.__all__}
         assert names <= {"nd", "calibrate"}  # the one is meant as a module, the other can be called as one

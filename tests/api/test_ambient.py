@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import meshdsl as md
 from meshdsl.api.ambient import MEANING, JaxSettings
 from meshdsl.api.stages import SLOW_DEVICES
+from tests.sweeps import swept
 
 MESH = md.Mesh(data=4, model=2, topology=SLOW_DEVICES)  # on which plans of small steps divide as those of large ones
 LAYOUTS = {"x": "data=S(0)"}
@@ -90,7 +91,7 @@ def without(f):
 LOOPED = ["set_mesh, Explicit", "disable_jit", "debug_nans", "checking_leaks", "numpy_rank_promotion"]
 
 
-@pytest.mark.parametrize(("name", "f"), [*((name, step) for name in AMBIENT), *((name, scanned) for name in LOOPED)])
+@swept(("name", "f"), [*((name, step) for name in AMBIENT), *((name, scanned) for name in LOOPED)], every=2)
 def test_plan_call_verify_and_check_as_without_it(name, f):
     alone, args, want, text = without(f)
     dtype = np.float64 if name == "enable_x64" else np.float32

@@ -240,6 +240,7 @@ def test_nothing_moves_where_memory_is_not_short():
     assert plan.seconds == planned().seconds
 
 
+@pytest.mark.sweep
 def test_a_limit_below_the_least_names_the_least_with_host_memory():
     with pytest.raises(md.MemoryLimitError) as without:
         planned("1MB")

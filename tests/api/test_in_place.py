@@ -361,7 +361,7 @@ def shape(tree):
     return nodes, nnx.find_duplicates(tree)
 
 
-@swept("name", CASES, every=2, kept=CHECKED)
+@swept("name", CASES, every=3, kept=CHECKED)
 def test_as_under_nnx_jit(name):
     step, make = CASES[name]
     args, expected = make(), make()

@@ -81,6 +81,7 @@ def checkouts(tmp_path):
     return tmp_path
 
 
+@pytest.mark.sweep
 def test_a_program_is_measured_from_its_checkout(checkouts):
     checkout, file = MADE_UP.checkout(checkouts), checkouts / "perceptron.json"
     for part in ("small", "large"):

@@ -30,7 +30,7 @@ def step(params, x):
     return jax.tree.map(lambda w, g: w - g, params, jax.grad(loss)(params))
 
 array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-program = md.Program(step, ([array(64, 64)] * 3, array(512, 64)), layouts={"x": "data=S(0)"})
+program = md.Program(step, ([array(64, 64)], array(512, 64)), layouts={"x": "data=S(0)"})
 """
 
 

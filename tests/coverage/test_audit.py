@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 from meshdsl.ir.graph import walk
 from meshdsl.trace import trace
 from tests.coverage import audit
-from tests.trace.test_composites import PRODUCTS, W, partitioned, trained
+from tests.trace.test_composites import PRODUCTS, W, made, partitioned, trained
 
 
 def test_every_primitive_is_accounted_for():
@@ -63,23 +63,25 @@ def sampled(x):
     return sparse.bcoo_dot_general_sampled(x, x.T, W.indices, dimension_numbers=(((1,), (0,)), ((), ())))
 
 
-EXAMPLES = [
-    *((step, args) for step, _, args, _ in PRODUCTS.values()),
-    (trained, (W, jnp.ones((16, 8)))),
-    (sampled, (jnp.ones((12, 4)),)),
-    (lambda w, x: sparse.bcoo_extract(w, x).data, (W, jnp.ones((8, 12)))),
-    (lambda x: sparse.BCSR.fromdense(x, nse=4).todense(), (X,)),
-    (lambda w: sparse.bcsr_extract(w.indices, w.indptr, w.todense()), (sparse.BCSR.fromdense(np.eye(4)),)),
-    (sparse.todense, (W,)),
-    (lambda w, x: w @ x, (sparse.CSR.fromdense(np.eye(4)), jnp.ones(4))),
-    (lambda w, x: w @ x, (sparse.COO.fromdense(np.eye(4)), jnp.ones(4))),
-    (partitioned, (X,)),
-    (lambda x: lax.empty((8, 4), jnp.float32) + x, (X,)),
-    (doubled, (X,)),
-    (bound("tie"), (X, X)),
-    (bound("broadcast_to", shape=(8, 4)), (jnp.ones(4),)),
-    (lambda x: jnp.searchsorted(x, x), (jnp.ones(4),)),
-]
+def examples():
+    """Steps that bind all that is traced into, with their arguments."""
+    return [
+        *((step, made(args)) for step, _, args, _ in PRODUCTS.values()),
+        (trained, (W, jnp.ones((16, 8)))),
+        (sampled, (jnp.ones((12, 4)),)),
+        (lambda w, x: sparse.bcoo_extract(w, x).data, (W, jnp.ones((8, 12)))),
+        (lambda x: sparse.BCSR.fromdense(x, nse=4).todense(), (X,)),
+        (lambda w: sparse.bcsr_extract(w.indices, w.indptr, w.todense()), (sparse.BCSR.fromdense(np.eye(4)),)),
+        (sparse.todense, (W,)),
+        (lambda w, x: w @ x, (sparse.CSR.fromdense(np.eye(4)), jnp.ones(4))),
+        (lambda w, x: w @ x, (sparse.COO.fromdense(np.eye(4)), jnp.ones(4))),
+        (partitioned, (X,)),
+        (lambda x: lax.empty((8, 4), jnp.float32) + x, (X,)),
+        (doubled, (X,)),
+        (bound("tie"), (X, X)),
+        (bound("broadcast_to", shape=(8, 4)), (jnp.ones(4),)),
+        (lambda x: jnp.searchsorted(x, x), (jnp.ones(4),)),
+    ]
 
 
 def primitives(jaxpr):
@@ -93,7 +95,7 @@ def primitives(jaxpr):
 
 def test_what_is_listed_as_traced_into_is():
     seen = set()
-    for step, args in EXAMPLES:
+    for step, args in examples():
         names = set(primitives(jax.make_jaxpr(step)(*args).jaxpr)) & set(audit.traced())
         left = {op.name for _, op in walk(trace(step, args).graph)}
         assert not names & left

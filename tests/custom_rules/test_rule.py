@@ -15,6 +15,7 @@ from meshdsl.planner.costs.op_cost import work_of
 from meshdsl.rules import RULES
 from meshdsl.trace import trace
 from tests.api.test_jit_semantics import same
+from tests.sweeps import swept
 
 MESH = md.Mesh(data=4, model=2)
 ROUNDING = 1e-5  # second derivatives add in another order
@@ -75,7 +76,7 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMED)
+@swept("name", TRANSFORMED, every=2)
 def test_it_stays_the_plain_function(name):
     make = TRANSFORMED[name]
     want = jax.jit(make(softmax_attention))(Q, K, V)

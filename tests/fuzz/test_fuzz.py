@@ -4,7 +4,7 @@ from tests.fuzz.run import run
 from tests.fuzz.tally import Tally
 from tests.sweeps import swept
 
-SEEDS = range(2)  # about 70 cases
+SEEDS = range(2)  # the second one makes 55 cases
 
 
 @swept("seed", SEEDS, kept=(1,))

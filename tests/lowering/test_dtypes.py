@@ -18,6 +18,7 @@ from meshdsl.lowering.hlo.parse import arrays, parse_module
 from meshdsl.lowering.local import Local
 from meshdsl.lowering.local.collectives import gather, swap
 from meshdsl.plan.report.data import report_data
+from tests.sweeps import swept
 
 SHORT_FLOATS = [name for name in dir(ml_dtypes) if name.startswith(("float8", "float4")) and hasattr(jnp, name)]
 PACKED = ["int4", "uint4", "int2", "uint2"]
@@ -86,7 +87,7 @@ def all_moved(name):
     return md.parallelize(step, md.Mesh(data=4, topology=APART), {"x/**": "data=S(0)"}, outputs=ends)
 
 
-@pytest.mark.parametrize("name", [*SHORT_FLOATS, *PACKED, *COMMON])
+@swept("name", [*SHORT_FLOATS, *PACKED, *COMMON], every=2)
 def test_every_collective(name, tmp_path):
     sharded, x = all_moved(name), {key: numbers(name, 16, 8) for key in moves(name)}
     sharded.check(x)
@@ -155,7 +156,7 @@ def implementations():
         yield name
 
 
-@pytest.mark.parametrize("kind", list(implementations()))
+@swept("kind", list(implementations()), every=2)
 def test_keys(kind, tmp_path):
     keys = jax.random.split(jax.random.key(1, impl=kind), (8, 4))
     draws = not kind.startswith("philox")  # XLA does not compile these under shard_map
@@ -202,7 +203,7 @@ def test_float0_gradients_of_integers_are_returned():
     agrees(step, {"n": "data=S(0)"}, jnp.ones((8, 4)), jnp.arange(32).reshape(8, 4))
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "int4", "bfloat16"])
+@swept("name", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "int4", "bfloat16"], every=2)
 def test_training_with_short_weights(name):
     """Products in the short dtype with a longer result, scaled, its gradient, in a loop."""
 

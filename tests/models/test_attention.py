@@ -9,6 +9,7 @@ import meshdsl as md
 from meshdsl.models import gpt
 from meshdsl.models.attention import VARIANTS, _causal, _whole, attention
 from tests.models.values import quick, start
+from tests.sweeps import swept
 
 RNG = np.random.default_rng(3)
 
@@ -23,7 +24,7 @@ def tensors(grouped):
 KEYS = ("batch seq heads head",) * 2
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@swept("causal", [True, False], left=(False,))
 @pytest.mark.parametrize("grouped", [True, False])
 def test_every_way_has_the_same_numbers_and_gradients(grouped, causal):
     given = tensors(grouped)

@@ -67,7 +67,7 @@ def stated(rules):
     return {(dim, axis) for table in rules.tables.values() for dim, axes in table.items() for axis in axes}
 
 
-@swept("family, strategy", PLANNED, every=3)
+@swept("family, strategy", PLANNED, every=5)
 def test_a_plan_splits_what_the_strategy_says(family, strategy):
     rules = md.Rules.of(FAMILIES[family][0].RULES[strategy])
     plan = plan_best_variant(traced(family), MESH, UserPins(rules=rules), limits=EFFORTS["default"]).plan

@@ -9,6 +9,7 @@ import meshdsl as md
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.trace import trace
 from tests.stencils import PLANES, PROGRAMS, SEQUENCES, grid, summed, with_gradient
+from tests.sweeps import swept
 from tests.trace.interpreter import run
 
 SLOW = Topology("slow links", 1e6, 1e6, 4e9, 4e9, 0.0, (Link(latency=0.0, bandwidth=1e7),))
@@ -24,12 +25,12 @@ def sent_rows(function):
     return (plan.bytes - SCALARS) / (4 * COLUMNS)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@swept("name", PROGRAMS, every=3)
 def test_forward_sends_ends_of_blocks(name):
     assert sent_rows(PROGRAMS[name].function) <= PROGRAMS[name].rows
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@swept("name", GRADIENTS, every=3)
 def test_gradients_send_as_little(name):
     assert sent_rows(summed(PROGRAMS[name].function)) <= PROGRAMS[name].gradient
 
@@ -45,7 +46,7 @@ def sent_over(axis, plan):
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
-@pytest.mark.parametrize("name", PLANES)
+@swept("name", PLANES, every=2)
 def test_planes_send_ends_of_blocks_both_ways(name, gradient):
     function, *most = PLANES[name]
     u, n = jax.ShapeDtypeStruct((1024, 1024), jnp.float32), 1024
@@ -100,7 +101,7 @@ def test_planes_run_as_planned():
     sharded.check(u)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@swept("name", PROGRAMS, every=3)
 def test_the_traced_program_computes_the_same(name):
     program = PROGRAMS[name]
 

@@ -5,12 +5,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 from meshdsl.trace.passes.share_halos import rolls_p
 from tests.rules.data import floats
 from tests.rules.listed import proved_together
+from tests.sweeps import swept
 
 PICTURES = ("NHWC", "HWIO", "NHWC")
 CONV = "conv_general_dilated"
@@ -66,6 +66,6 @@ CASES |= {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@swept("name", CASES, every=3)
 def test_corners_arrive(name):
     assert proved_together(*CASES[name]) == (2, [])

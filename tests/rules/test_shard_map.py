@@ -6,7 +6,6 @@ and 3 simulated devices, each of which runs the collective on its parts.
 
 import jax
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
@@ -21,6 +20,7 @@ from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.rules import rows_of
 from meshdsl.rules.shard_map import KINDS, manual_axes, manual_row
 from tests.rules.prover import implied
+from tests.sweeps import swept
 
 DEVICES, SAMPLES = 6, 3  # divisible by 2 and 3, so that the gathered dims are
 AXES = {"axes": ("i",), "moved": ("i",), "groups": None}
@@ -76,7 +76,7 @@ def placements(value):
     return [B, *map(S, range(len(value.shape))), Sum, Partial("max"), Partial("min")]
 
 
-@pytest.mark.parametrize("each", OPS, ids=lambda each: f"{each.name}-{len(each.inputs[0].shape)}")
+@swept("each", OPS, ids=lambda each: f"{each.name}-{len(each.inputs[0].shape)}", every=2)
 def test_rows(each):
     rng = np.random.default_rng(0)
     x = rng.integers(-9, 9, (SAMPLES, DEVICES, *each.inputs[0].shape)).astype(F32)

@@ -1,5 +1,7 @@
 """Composite primitives are planned as the operations that they consist of: sparse products, and others of jax."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,8 +21,9 @@ STACK = np.where(RNG.random((4, 8, 12)) < 0.3, RNG.normal(size=(4, 8, 12)), 0).a
 ROWS = jnp.asarray(RNG.normal(size=(16, 8)), jnp.float32)
 COLUMNS = jnp.asarray(RNG.normal(size=(12, 16)), jnp.float32)
 BATCHES = jnp.asarray(RNG.normal(size=(4, 12, 16)), jnp.float32)
-W = sparse.BCOO.fromdense(DENSE)
-PADDED = sparse.BCOO.fromdense(DENSE, nse=W.nse + 5)
+INDICES = np.argwhere(DENSE).astype(np.int32)
+W = sparse.BCOO((DENSE[DENSE != 0], INDICES), shape=DENSE.shape, indices_sorted=True, unique_indices=True)
+PADDED = partial(sparse.BCOO.fromdense, DENSE, nse=W.nse + 5)
 
 
 def right(step, layouts, *args, mesh="data=4", bound=None):
@@ -39,7 +42,7 @@ def product(w, x):
     return x @ w
 
 
-# Steps, pins, arguments, and the bytes that have to be sent.
+# Steps, pins, arguments, or what makes them, and the bytes that have to be sent.
 PRODUCTS = {
     "dense @ sparse": (product, {"x": "data=S(0)"}, (W, ROWS), 0),
     "sparse @ dense": (lambda w, x: w @ x, {"x": "data=S(1)"}, (W, COLUMNS), 0),
@@ -49,25 +52,25 @@ PRODUCTS = {
     "batches of sparse": (
         lambda w, x: sparse.bcoo_dot_general(w, x, dimension_numbers=(((2,), (1,)), ((0,), (0,)))),
         {"w/**": "data=S(0)", "x": "data=S(0)"},
-        (sparse.BCOO.fromdense(STACK, n_batch=1), BATCHES),
+        (partial(sparse.BCOO.fromdense, STACK, n_batch=1), BATCHES),
         0,
     ),
     "one dense for every batch": (
         lambda w, x: sparse.bcoo_dot_general(w, x, dimension_numbers=(((2,), (0,)), ((), ()))),
         {"w/**": "data=S(0)"},
-        (sparse.BCOO.fromdense(STACK, n_batch=1), COLUMNS),
+        (partial(sparse.BCOO.fromdense, STACK, n_batch=1), COLUMNS),
         0,
     ),
     "summed over batches": (
         lambda w, x: sparse.bcoo_dot_general(w, x, dimension_numbers=(((0, 2), (0, 1)), ((), ()))),
         {"x": "data=S(2)"},
-        (sparse.BCOO.fromdense(STACK, n_batch=1), BATCHES),
+        (partial(sparse.BCOO.fromdense, STACK, n_batch=1), BATCHES),
         0,
     ),
     "dense dims": (
         lambda w, x: sparse.bcoo_dot_general(w, x, dimension_numbers=(((1,), (0,)), ((), ()))),
         {"x": "data=S(1)"},
-        (sparse.BCOO.fromdense(np.moveaxis(STACK, 0, -1), n_dense=1), COLUMNS),
+        (partial(sparse.BCOO.fromdense, np.moveaxis(STACK, 0, -1), n_dense=1), COLUMNS),
         0,
     ),
     "everything summed": (
@@ -82,16 +85,26 @@ PRODUCTS = {
         (W, COLUMNS[0]),
         0,
     ),
-    "compressed rows": (lambda w, x: w @ x, {"x": "data=S(1)"}, (sparse.BCSR.fromdense(DENSE), COLUMNS), 0),
+    "compressed rows": (lambda w, x: w @ x, {"x": "data=S(1)"}, (partial(sparse.BCSR.fromdense, DENSE), COLUMNS), 0),
     "batches of compressed rows": (
         lambda w, x: sparse.bcsr_dot_general(w, x, dimension_numbers=(((2,), (1,)), ((0,), (0,)))),
         {"x": "data=S(2)"},
-        (sparse.BCSR.fromdense(STACK, n_batch=1), BATCHES),
+        (partial(sparse.BCSR.fromdense, STACK, n_batch=1), BATCHES),
         0,
     ),
-    "CSR": (lambda w, x: w @ x + 0 * w.todense()[:, :1], {"x": "data=S(1)"}, (sparse.CSR.fromdense(DENSE), COLUMNS), 0),
-    "COO": (lambda w, x: w @ x + 0 * w.todense()[:, :1], {"x": "data=S(1)"}, (sparse.COO.fromdense(DENSE), COLUMNS), 0),
-    "COO, transposed": (lambda w, x: w.T @ x, {"x": "data=S(1)"}, (sparse.COO.fromdense(DENSE), ROWS.T), 0),
+    "CSR": (
+        lambda w, x: w @ x + 0 * w.todense()[:, :1],
+        {"x": "data=S(1)"},
+        (partial(sparse.CSR.fromdense, DENSE), COLUMNS),
+        0,
+    ),
+    "COO": (
+        lambda w, x: w @ x + 0 * w.todense()[:, :1],
+        {"x": "data=S(1)"},
+        (partial(sparse.COO.fromdense, DENSE), COLUMNS),
+        0,
+    ),
+    "COO, transposed": (lambda w, x: w.T @ x, {"x": "data=S(1)"}, (partial(sparse.COO.fromdense, DENSE), ROWS.T), 0),
     "sparsified": (sparse.sparsify(lambda w, x: (2 * w) @ x), {"x": "data=S(1)"}, (W, COLUMNS), 0),
     "sparse @ sparse": (lambda w, x: (w.T @ w).todense() + x, {}, (W, jnp.zeros((12, 12))), 0),
     "from dense": (
@@ -115,6 +128,10 @@ PRODUCTS = {
 }
 
 
+def made(args):
+    return tuple(each() if isinstance(each, partial) else each for each in args)
+
+
 @swept(
     "name",
     PRODUCTS,
@@ -122,7 +139,7 @@ PRODUCTS = {
 )
 def test_sparse_products(name):
     step, layouts, args, bound = PRODUCTS[name]
-    right(step, layouts, *args, bound=bound)
+    right(step, layouts, *made(args), bound=bound)
 
 
 def trained(w, x):
@@ -162,8 +179,8 @@ def test_a_large_product_sends_nothing():
 # ---- Loops that vmap made of many ------------------------------------------------------------------------------------
 # Each runs until its own condition ends it; together they run until none holds.
 
-MATRICES = jnp.asarray(RNG.normal(size=(8, 4, 4)), jnp.float32)
-POSITIVE = MATRICES @ MATRICES.transpose(0, 2, 1) + 4 * jnp.eye(4)
+MATRICES = RNG.normal(size=(8, 4, 4))
+POSITIVE = jnp.asarray(MATRICES @ MATRICES.transpose(0, 2, 1) + 4 * np.eye(4), jnp.float32)
 KEY = jax.random.key(0)
 
 

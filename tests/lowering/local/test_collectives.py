@@ -11,6 +11,7 @@ from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.reshard import ReshardStep, layout_graph, reshard_steps
 from meshdsl.lowering.local.collectives import LOCAL_MOVES, apply_move, identity, move_scope, swap_pairs
 from tests.lowering.blocks import assemble, full, split_numpy
+from tests.sweeps import swept
 
 TWO = Mesh(x=4, y=2)
 THREE = Mesh(x=2, y=2, z=2)
@@ -88,7 +89,7 @@ def check_move(move, array, mesh, seed=0):
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@swept("dtype", [np.float32, np.int32], kept=(np.float32,))
 def test_move_keeps_the_value(case, dtype):
     *fields, mesh = case
     array = np.random.default_rng(1).permutation(np.arange(-64, 64)).reshape(8, 16).astype(dtype)

@@ -113,7 +113,7 @@ def scores(instance, core):
 
 
 @given(instances(), st.integers(0, 8))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_bounds_and_search_stand_on_either_side_of_the_best_choice(instance, steps):
     best = best_of(instance)
     assume(best is not None and best < unneeded_cost(instance))
@@ -168,7 +168,7 @@ def flat_and_starts(instance):
 
 
 @given(instances(), st.sampled_from([1.0, 2.0, 4.0, 20.0]), st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):
     best, rng = best_of(instance), np.random.default_rng(seed)
     assume(best is not None and best < unneeded_cost(instance))

@@ -16,6 +16,7 @@ from meshdsl.planner.problem.model import Model
 from meshdsl.trace import trace
 from meshdsl.util.runtime import Deadline
 from tests.planner.graphs import ONE, STEPS, TWO, fitter_of, problem_of, shape, solved
+from tests.sweeps import swept
 
 FEW = [name for name in STEPS if name != "gradient"]  # few enough plans for all of them to be made
 
@@ -55,7 +56,7 @@ def test_the_plan_is_the_cheapest_that_fits_and_proved(name, mesh):
         assert found.seconds * (1 - 1e-6) < found.lower_bound <= found.seconds
 
 
-@pytest.mark.parametrize("less", [1, 0.5])
+@swept("less", [1, 0.5], kept=(1,))
 @pytest.mark.parametrize("name", FEW)
 def test_the_least_possible_is_said_where_nothing_fits(name, less):
     model = problem_of(name, ONE)

@@ -50,6 +50,7 @@ def test_a_layer_that_keeps_all_is_faster_within_little_less_memory(monkeypatch)
     assert found.seconds < 0.95 * planned(limit).seconds
 
 
+@pytest.mark.sweep
 def test_so_are_two_microbatches_on_many_axes(monkeypatch):
     """Where all axes are too many to be looked at jointly, from neighbourhood to neighbourhood."""
     program, mesh, found = (

@@ -36,7 +36,7 @@ def test_equal_layers_are_found(program, copies):
     assert max(len(block.copies) for block in LayerBlocks(model, True).blocks) >= copies
 
 
-@pytest.mark.parametrize("rounds", [True, False])
+@swept("rounds", [True, False], left=(False,))
 def test_weights_that_many_read_are_proved_to_lie_well(rounds):
     model = model_of(deep_steps.gradient_accumulation(2, 4))
     if not rounds:
