@@ -103,7 +103,7 @@ def test_remat_is_off_or_auto():
         md.Program(scanned, (), remat=True)
 
 
-@pytest.mark.parametrize("part", [0.98, 0.9])
+@swept("part", [0.98, 0.9], kept=(0.9,))
 def test_a_limit_at_which_only_other_values_live_finds_a_plan(part):
     """The residuals do not live where the plan that keeps everything exceeds the limit."""
     free = md.parallelize(sines, "data=4", md.data_parallel()).plan(*SINES)

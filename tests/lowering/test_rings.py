@@ -23,6 +23,7 @@ from meshdsl.plan.prefetch import with_prefetch
 from meshdsl.trace import trace
 from tests.fuzz.wander import wander
 from tests.rings import with_all_rings
+from tests.sweeps import swept
 from tests.trials import fast_options
 
 BYTES = Topology("bytes", 1e12, 1e12, 1e12, 1e10, 0.0, (Link(1e-9, 1e9),))  # nothing but bytes costs anything
@@ -163,7 +164,7 @@ def layers(p, x):
 PLANS = [("data=2,model=4", 3), ("data=2,model=2,expert=2", 5)]
 
 
-@pytest.mark.parametrize(("mesh", "seed"), PLANS, ids=[mesh for mesh, _ in PLANS])
+@swept(("mesh", "seed"), PLANS, ids=[mesh for mesh, _ in PLANS], every=2)
 def test_random_plans_of_loops_with_all_rings_beside_prefetch(mesh, seed):
     mesh, args = md.Mesh.parse(mesh), (arrays((5, 16, 32), (5, 32, 16)), *arrays((16, 16)))
     program = trace(layers, args)

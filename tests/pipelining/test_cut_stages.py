@@ -10,6 +10,7 @@ from meshdsl.errors import ArgumentError, PipelineError
 from meshdsl.pins import UserPins
 from meshdsl.pipelining import stage_buffers, to_microbatches, whole_function
 from meshdsl.trace import trace
+from tests.sweeps import swept
 
 SHAPES = ({"w": (4, 6)}, {"w": (6, 9), "b": (9,)}, {"up": (9, 5), "down": (5, 7)}, {"w": (7, 6)})
 
@@ -61,7 +62,7 @@ def traced(pipeline, stages, *args, function=step):
     return to_microbatches(trace(function, args, cuts=True), pipeline, mesh, UserPins())
 
 
-@pytest.mark.parametrize(
+@swept(
     ("stages", "function", "pipeline", "parts", "ticks"),
     [
         (4, step, md.Pipeline(2, axis="pipe"), (1, 1, 1, 1), 8),
@@ -70,6 +71,7 @@ def traced(pipeline, stages, *args, function=step):
         (2, two_stacks, md.Pipeline(2, schedule=md.make_schedule("1f1b", 2, 2), axis="pipe"), (1, 1), 4),
         (3, loss, md.Pipeline(4, axis="pipe"), (2, 1, 1), 6),
     ],
+    every=2,
 )
 def test_the_numbers_are_those_of_the_plain_step(stages, function, pipeline, parts, ticks, monkeypatch):
     monkeypatch.setattr(
@@ -140,7 +142,7 @@ def counted(params, batch):
     return gradient, numbers
 
 
-@pytest.mark.parametrize(
+@swept(
     ("function", "note"),
     [
         (measured, "data, model cannot split the work of stages: a maximum or minimum over all examples is needed"),
@@ -149,6 +151,7 @@ def counted(params, batch):
             "data, model split the work of stages by examples only; each device holds the weights of its stages whole",
         ),
     ],
+    every=2,
 )
 def test_what_stages_find_of_all_examples(function, note):
     sharded = md.parallelize(function, md.Mesh(pipe=2, data=2, model=2), pipeline=md.Pipeline(2, axis="pipe"))

@@ -48,12 +48,13 @@ def test_the_numbers_are_those_of_the_plain_step(stages, microbatches, schedule,
         close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-9)
 
 
-@pytest.mark.parametrize(
+@swept(
     ("layers", "stages", "pipeline", "dealt"),
     [
         (5, 4, md.Pipeline(2, layers=(1, 2, 1, 1)), (1, 2, 1, 1)),
         (5, 2, md.Pipeline(2, "interleaved", 2), (1, 1, 2, 1)),
     ],
+    kept=((5, 2, md.Pipeline(2, "interleaved", 2), (1, 1, 2, 1)),),
 )
 def test_stages_of_unequal_length(layers, stages, pipeline, dealt, nan_in_bubbles):
     with jax.enable_x64(True):
@@ -83,7 +84,7 @@ def test_layers_that_do_not_divide_are_planned():
         md.parallelize(plain_step, md.Mesh(pipe=3), layouts, pipeline=md.Pipeline(2)).plan(*args)
 
 
-@pytest.mark.parametrize(("name", "stages", "microbatches", "chunks"), [("zb-v", 2, 4, 1), ("interleaved", 2, 4, 2)])
+@swept(("name", "stages", "microbatches", "chunks"), [("zb-v", 2, 4, 1), ("interleaved", 2, 4, 2)], every=2)
 def test_tables_run_wherever_their_stages_live(name, stages, microbatches, chunks, tmp_path, nan_in_bubbles):
     md.make_schedule(name, stages, microbatches, chunks).save(tmp_path / "table.csv")
     schedule = md.Schedule.load(tmp_path / "table.csv")
@@ -121,9 +122,7 @@ def around(params, batch):
     return jax.value_and_grad(loss)(params)
 
 
-@pytest.mark.parametrize(
-    "pipeline", [md.Pipeline(4), md.Pipeline(2, "interleaved", 2, recompute="none"), md.Pipeline(3, "zb")]
-)
+@swept("pipeline", [md.Pipeline(4), md.Pipeline(2, "interleaved", 2, recompute="none"), md.Pipeline(3, "zb")], every=2)
 def test_what_goes_past_the_layers(pipeline, nan_in_bubbles):
     with jax.enable_x64(True):
         args = arguments(layers=4, batch=12, dtype=np.float64)
@@ -171,9 +170,10 @@ def test_nothing_is_handed_on_where_nobody_is_to_have_it():
         assert used > {(True, True)}
 
 
-@pytest.mark.parametrize(
+@swept(
     ("stages", "microbatches", "schedule", "chunks", "ticks"),
     [(4, 2, "1f1b", 1, 5), (2, 4, "gpipe", 1, 5), (2, 4, "interleaved", 2, 9)],
+    every=2,
 )
 def test_an_evaluation_goes_forward_only(stages, microbatches, schedule, chunks, ticks, nan_in_bubbles):
     with jax.enable_x64(True):

@@ -35,6 +35,7 @@ def test_when_time_is_up_the_best_plan_so_far_is_given_with_its_gap():
     assert full.gap < plan.gap < 1
 
 
+@pytest.mark.sweep
 def test_on_many_axes_too_there_is_a_plan_that_is_of_use():
     plan, whole = planned("data=2,a=2,b=2", time_limit=1e-6), planned("data=2")
     assert re.fullmatch(SAID, plan.notes[-1]) and 0 < plan.lower_bound < plan.seconds < whole.seconds

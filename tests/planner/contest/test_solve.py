@@ -194,6 +194,7 @@ def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):
 
 @given(instances(), st.integers(0, 2**32 - 1))
 @settings(max_examples=25, deadline=None)
+@pytest.mark.sweep
 def test_wide_steps_stay_within_the_limit_and_restarts_find_the_best(instance, seed):
     best = best_of(instance)
     assume(best is not None and best < unneeded_cost(instance))

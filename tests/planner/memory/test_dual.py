@@ -87,7 +87,7 @@ def chains(graph, around=()):
             yield from chains(body, (*around, op))
 
 
-@pytest.mark.parametrize("made", [mixed_step, looped_step, thrice_step, gpt_step], ids=lambda made: made.__name__)
+@swept("made", [mixed_step, looped_step, thrice_step, gpt_step], left=(gpt_step,), ids=lambda made: made.__name__)
 @swept("donated", [False, True], kept=(True,))
 @swept("topology", ["cpu", "tpu-v5e"], kept=("tpu-v5e",))
 def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
@@ -218,7 +218,8 @@ def test_on_many_axes_two_move_by_themselves_before_all_do():
     assert fitter.peak(fit.plan).bytes <= 3225
 
 
-@swept("off", [0.25, 2.0], kept=(0.25,))
+@pytest.mark.sweep
+@pytest.mark.parametrize("off", [0.25, 2.0])
 def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(off):
     model, pins = model_of(*gpt_step(), md.Mesh(data=8, topology="dgx-h100"), True, rules=Rules.of(PROGRAM.rules))
     fitter = fitter_of(model, pins)

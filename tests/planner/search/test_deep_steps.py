@@ -24,7 +24,7 @@ def model_of(program):
 @pytest.mark.parametrize(
     ("program", "copies"),
     [
-        (deep_steps.encoder_decoder(10, 2048, 512), 3),
+        pytest.param(deep_steps.encoder_decoder(10, 2048, 512), 3, marks=pytest.mark.sweep),
         (deep_steps.low_rank_adapters(10), 6),
         (deep_steps.gradient_accumulation(8, 2), 5),
         (deep_steps.unrolled_lstm(12), 7),
@@ -36,7 +36,8 @@ def test_equal_layers_are_found(program, copies):
     assert max(len(block.copies) for block in LayerBlocks(model, True).blocks) >= copies
 
 
-@swept("rounds", [True, False], left=(False,))
+@pytest.mark.sweep
+@pytest.mark.parametrize("rounds", [True, False])
 def test_weights_that_many_read_are_proved_to_lie_well(rounds):
     model = model_of(deep_steps.gradient_accumulation(2, 4))
     if not rounds:

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import meshdsl as md
 from meshdsl.ir.solution import Pins
@@ -54,9 +53,7 @@ def test_what_is_found_is_never_worse_and_the_same_every_time():
     assert lns(NetworkBuilder(model), found, evaluator).cost <= found.cost
 
 
-@pytest.mark.parametrize(
-    "meshes", [({"x": 16}, {"x": 4, "x2": 4}), ({"x": 2, "y": 8}, {"x": 2, "y": 2, "y2": 4})], ids=str
-)
+@swept("meshes", [({"x": 16}, {"x": 4, "x2": 4}), ({"x": 2, "y": 8}, {"x": 2, "y": 2, "y2": 4})], ids=str, every=2)
 def test_on_tangled_steps_more_axes_are_never_worse_than_fewer(meshes):
     """Two axes instead of one were 7% worse when messages and sweeps alone chose."""
     costs = []
