@@ -365,8 +365,7 @@ parameters and optimizer state. Columns of seconds are predicted step times, all
   without a limit, in that proportion. A loop over layers treats all of them alike, so `remat="auto"` has no such
   choice.
 - *remat="auto"*: on the step without `jax.checkpoint`. *gap*: of the layouts, given what is computed again. What is
-  computed again is found by a search without a bound, and only where keeping everything does not fit: a lower limit may
-  have a faster plan.
+  computed again is found by a search without a bound.
 
 Rematerialisation by XLA itself is not compared: it is not expressed in plans."""
 COMPILED = f"""## Compiled

@@ -30,7 +30,8 @@ class FrontierPoint:
       limit: bytes per device that it takes; infinite for no limit.
       plan: within it.
       seconds: predicted per step; simulated ones where plans are chosen by them (``overlap="full"``).
-      lower_bound: seconds that no plan within the limit is below; 0 of simulated ones, for which there is none.
+      lower_bound: seconds that no plan within the limit is below that computes the same again; 0 if none was proved, as
+        of simulated seconds, or where a search within less memory found the plan.
       price: seconds per step that a GiB more would save, up to the next point; 0 at the last one.
     """
 
@@ -169,17 +170,28 @@ def _points(plans: dict[float, Plan], simulated: bool) -> Iterator[FrontierPoint
     def seconds(plan: Plan) -> float:
         return plan.simulated_seconds if simulated else plan.seconds
 
+    def bound_of(best: Plan, limit: float) -> float:
+        """The highest bound on plans within a limit that compute the same again; 0 if there is none."""
+        alike = (
+            plan for more, plan in plans.items() if more >= limit and _computed_again(plan) == _computed_again(best)
+        )
+        return max((plan.solution.lower_bound for plan in alike), default=0.0)
+
     found = list[tuple[float, Plan, float]]()
     for limit in sorted(plans):
         best = min((plan for plan in plans.values() if plan.memory <= limit), key=seconds, default=None)
         if best is not None and (not found or seconds(best) < seconds(found[-1][1])):
-            found.append((min(limit, best.memory), best, plans[limit].solution.lower_bound))
-    found[-1] = (inf, found[-1][1], plans[inf].solution.lower_bound)
+            found.append((min(limit, best.memory), best, bound_of(best, limit)))
+    found[-1] = (inf, found[-1][1], bound_of(found[-1][1], inf))
     for (limit, plan, bound), after in zip(found, [*found[1:], None], strict=True):
         price = 0.0
         if after is not None:
             price = (seconds(plan) - seconds(after[1])) * _GIB / (after[1].memory - limit)
         yield FrontierPoint(limit, plan, seconds(plan), 0.0 if simulated else bound, price)
+
+
+def _computed_again(plan: Plan) -> tuple[int, ...]:
+    return plan.recomputation.ops if plan.recomputation else ()
 
 
 # ---- Picture ---------------------------------------------------------------------------------------------------------

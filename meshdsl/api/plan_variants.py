@@ -27,7 +27,7 @@ from meshdsl.api.buckets import plan_with_buckets
 from meshdsl.api.host import HostChoice, HostCosts, Hosting, by_need, plan_hosting
 from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
-from meshdsl.api.remat import Remat, ResidualCosts, plan_recomputing
+from meshdsl.api.remat import NEGLIGIBLE, Remat, ResidualCosts, plan_recomputing
 from meshdsl.errors import MemoryLimitError, shortened
 from meshdsl.ir.graph import Op, TracedProgram, Value, walk
 from meshdsl.ir.host import keep_on_host
@@ -201,19 +201,24 @@ def _recomputing(
 ) -> "Variant | None":
     """Return the fastest variant found that computes residuals again; None if that cannot be of use.
 
-    The plan that keeps everything is the fastest if it does not feel the memory limit. If none fits, something is tried
-    whatever the clock says.
+    Where the plan that keeps everything does not feel the memory limit, recomputation must promise to save traffic. If
+    none fits, something is tried whatever the clock says.
     """
     found, program = best.outcome, best.program
-    if _is_staged(program) or (isinstance(found, SearchResult) and (not found.fit.is_constrained or clock.expired())):
+    if _is_staged(program) or (isinstance(found, SearchResult) and clock.expired()):
         return None
     if isinstance(found, SearchResult):
         free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
     else:
         free, kept = solve(program, mesh, best.pins, inf, clock, limits), None
-    quick = replace(_briefly(limits), memory_branch_boxes_smallest=0)
+    quick, tried = replace(_briefly(limits), memory_branch_boxes_smallest=0), dict[frozenset[int], Variant]()
 
-    def attempt(costs: ResidualCosts, choice: RematChoice, limits: SearchLimits = quick) -> Variant:
+    def attempt(costs: ResidualCosts, choice: RematChoice) -> Variant:
+        if choice.ops not in tried:
+            tried[choice.ops] = planned(costs, choice, quick)
+        return tried[choice.ops]
+
+    def planned(costs: ResidualCosts, choice: RematChoice, limits: SearchLimits) -> Variant:
         made = recomputing(program, choice.ops)
         stated = user_pins.resolve(made.program, mesh)
         pins = replace(stated, hosted=best.pins.hosted, hosted_outputs=best.pins.hosted_outputs)
@@ -224,17 +229,20 @@ def _recomputing(
             outcome = error
         return replace(best, program=made.program, pins=pins, outcome=outcome, remat=known)
 
-    found_best: Variant | None = None
-    for short in (limit, *(part * limit for part in _SHORT)):
+    whole, excess = ResidualCosts.of(free, 0.0), free.peak.bytes - limit
+    if excess <= 0 and whole.promise <= NEGLIGIBLE * free.seconds:
+        return None
+    found_best = plan_recomputing(whole, excess, partial(attempt, whole), clock)
+    for short in (limit, *(part * limit for part in _SHORT)) if excess > 0 else ():
+        if found_best and found_best.seconds < best.seconds and (short < limit or clock.expired()):
+            break
         costs = ResidualCosts.of(free, short)
-        again = plan_recomputing(costs, free.peak.bytes - limit, partial(attempt, costs), clock)
-        if again is not None and again.seconds < best.seconds:
-            return again
-        found_best = again or found_best
+        again = None if costs.held == whole.held else plan_recomputing(costs, excess, partial(attempt, costs), clock)
+        found_best = again if again and not (found_best and found_best.seconds <= again.seconds) else found_best
         if best.seconds < inf and clock.expired():
             break
-    if found_best and found_best.remat and best.seconds == inf:  # how much it would take
-        return attempt(found_best.remat.costs, found_best.remat.choice, limits)
+    if found_best and found_best.remat and best.seconds == found_best.seconds == inf:  # how much it would take
+        return planned(found_best.remat.costs, found_best.remat.choice, limits)
     return found_best
 
 
@@ -329,7 +337,7 @@ def _with_or_without(best: "Variant", again: "Variant | None", clock: Deadline) 
         if _is_staged(best.program):
             why = "recompute= of the pipeline says what its stages compute again"
         elif isinstance(best.outcome, SearchResult) and not best.outcome.fit.is_constrained:
-            why = "the fastest plan that keeps everything fits the memory"
+            why = "the fastest plan that keeps everything fits the memory, and no choice promises a faster one"
         elif isinstance(best.outcome, SearchResult) and clock.has_stopped:
             why = "the time limit was up before recomputation was tried"
         return best, [f"nothing is computed again: {why} (remat='auto')"]

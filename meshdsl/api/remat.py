@@ -3,24 +3,27 @@
 Within a memory limit a plan divides more, gathers again and waits longer; or it computes residuals again
 (``meshdsl.recomputation``). Both are planned in turn:
 
-1. The fastest plan that keeps everything, whatever its memory, says what a residual holds on a device and what its
-   operation takes. If that plan fits, nothing is computed again.
-2. At a price of memory the cheapest choice of what is computed again is a minimum cut (``remat.min_cut``). Keeping a
-   value costs something only if it lives where that plan exceeds the limit. Prices from nothing to everything give a
-   ladder of choices, each with fewer bytes and more work than the one before.
+1. The fastest plan that keeps everything, whatever its memory, says what a residual holds on a device, what its
+   operation takes, and the traffic of writing and reading it (``recomputation.traffic``).
+2. At a price of memory the cheapest choice of what is computed again is a minimum cut (``recomputation.min_cut``).
+   Prices from nothing to everything give a ladder of choices, each with fewer bytes and more work than the one before.
+   It does not depend on the limit. The first rung is the fastest choice, which saves traffic. If the plan that keeps
+   everything fits and that rung promises nothing, nothing is computed again.
 3. Rungs of the ladder are planned within the limit, beginning with the first that saves as much as is needed, up and
-   down as long as plans get faster.
+   down as long as plans get faster. So more memory begins further down, at rungs that are faster.
 4. What memory that leaves is filled: residuals that are worth most are kept again, one by one.
+5. Within a limit that the plan of 1. exceeds, the same is done on a second ladder, where only values have a price that
+   live where that plan exceeds the limit.
 
 The fastest of all plans is taken, that which keeps everything among them.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from math import inf, prod
+from itertools import accumulate, pairwise
+from math import inf, prod, sqrt
 from typing import NamedTuple, Protocol, TypeVar
 
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value, walk
@@ -31,7 +34,7 @@ from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons, collectives_inside
 from meshdsl.plan.types import Recomputation, RecomputedValue
-from meshdsl.planner.costs.op_cost import VIEWS
+from meshdsl.planner.costs.op_cost import VIEWS, ends_fusion
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.variables import OpClasses
@@ -40,6 +43,7 @@ from meshdsl.recomputation.levels import layer_loops, levels, reads_residual, re
 from meshdsl.recomputation.min_cut import RematChoice, RematPrices, cheapest_recomputation
 from meshdsl.recomputation.rewrite import Recomputing
 from meshdsl.recomputation.segments import boundary_ops
+from meshdsl.recomputation.traffic import residual_uses
 from meshdsl.trace.annotate import FORWARD
 from meshdsl.util.runtime import Deadline
 
@@ -72,7 +76,9 @@ class ResidualCosts:
       ops: the operations that can run twice.
       held: by value id, the bytes on a device to keep a value for the backward pass; 0 where memory is not short.
       lasting: by value id, how long it would be kept, from 0 to 1.
-      again: by op id, the seconds per step to run an operation twice.
+      traffic: by value id, the seconds per step to write and read a value that is kept, where a recomputed one is not.
+      again: by op id, the seconds per step that running an operation twice adds.
+      twice: by op id, the seconds per step of its second run, whatever becomes of the first.
       views: ids of values outside of loops that are their operands.
       fused: ids of values outside of loops that take no memory: views, and what is fused with its reader.
       reasons: names of values.
@@ -82,7 +88,9 @@ class ResidualCosts:
     ops: frozenset[int]
     held: Mapping[int, int]
     lasting: Mapping[int, float]
+    traffic: Mapping[int, float]
     again: Mapping[int, float]
+    twice: Mapping[int, float]
     views: frozenset[int]
     fused: frozenset[int]
     reasons: Reasons
@@ -100,14 +108,16 @@ class ResidualCosts:
         for level in levels(graph):
             for value, size, part in _gaps(level, solution, fullest, limit):
                 held[value.id], lasting[value.id] = size, part
-        again = seconds_again(problem.program, solution, times)
+        twice = seconds_again(problem.program, solution, times)
+        traffic, again = _with_traffic(problem.program, solution, twice)
         ops, is_stored = [op for level in levels(graph) for op in level.ops], placed.timeline.has_memory
         views = frozenset(v.id for op in ops if op.name in (*VIEWS, "constrain") for v in op.outputs)
         numbers = {v.id: problem.index.number_of(v.id) for op in ops for v in op.outputs}
         fused = views.union(v for v, number in numbers.items() if not is_stored[number])
         held |= dict.fromkeys(views, 0)
         kept = frozenset[int]().union(*(boundary_ops(level, held, views) for level in levels(graph)))
-        return cls(problem.program, recomputable(problem.program) - kept, held, lasting, again, views, fused, reasons)
+        ops_twice = recomputable(problem.program) - kept
+        return cls(problem.program, ops_twice, held, lasting, traffic, again, twice, views, fused, reasons)
 
     def choice(self, price: float, kept: frozenset[int] = frozenset()) -> RematChoice:
         """Returns the cheapest choice at a price of memory in seconds per byte.
@@ -117,27 +127,41 @@ class ResidualCosts:
         """
         sizes = {v: 0 if v in kept else size for v, size in self.held.items()}
         prices = {v: price * size * (1 + LONGEST * self.lasting.get(v, 0.0)) for v, size in sizes.items()}
-        prices |= dict.fromkeys(self.views, inf)
-        return cheapest_recomputation(self.program.graph, self.ops, RematPrices(prices, self.again, self.fused))
+        return self._cut(
+            {v: prices.get(v, 0.0) + self.traffic.get(v, 0.0) for v in {**prices, **self.traffic}}, self.again
+        )
+
+    def _cut(self, prices: Mapping[int, float], again: Mapping[int, float]) -> RematChoice:
+        kept = {**prices, **dict.fromkeys(self.views, inf)}
+        return cheapest_recomputation(self.program.graph, self.ops, RematPrices(kept, again, self.fused))
 
     def ladder(self) -> list[Rung]:
-        """Returns choices with more and more work, without that which keeps everything."""
+        """Returns choices with more and more work, without that which keeps everything; the first is the fastest."""
         if not self._middle_price:
             return []
-        prices = (self._middle_price * STEP ** (i - PRICES // 2) for i in range(PRICES))
-        rungs = [Rung(self.choice(price), price) for price in prices]
+        steps = (STEP ** (i - PRICES // 2) for i in range(PRICES))
+        rungs = [
+            Rung(self.choice(price), price) for price in (self._middle_price * k for k in (NEXT_TO_NOTHING, *steps))
+        ]
+        between = [Rung(self.choice(price), price) for price in _between(rungs)]
+        rungs = sorted([*rungs, *between], key=lambda rung: rung.price)
         return list({rung.choice.ops: rung for rung in reversed(rungs) if rung.choice.ops}.values())[::-1]
 
     @cached_property
     def _middle_price(self) -> float:
         """The price at which all values together are worth as much as all operations."""
         size = sum(self.held.values())
-        return sum(self.again.get(op, 0.0) for op in self.ops) / size if size else 0.0
+        return sum(self.twice.get(op, 0.0) for op in self.ops) / size if size else 0.0
 
     @cached_property
     def as_written(self) -> RematChoice:
         """The choice in which hardly anything is computed again."""
-        return self.choice(self._middle_price * NEXT_TO_NOTHING)
+        return self._cut({v: self._middle_price * NEXT_TO_NOTHING * size for v, size in self.held.items()}, self.twice)
+
+    @cached_property
+    def promise(self) -> float:
+        """The seconds per step that the fastest choice saves, whatever the memory."""
+        return self.seconds(self.as_written) - self.seconds(self.choice(self._middle_price * NEXT_TO_NOTHING))
 
     @cached_property
     def results(self) -> dict[int, tuple[int, ...]]:
@@ -153,8 +177,16 @@ class ResidualCosts:
         return sum(self.held.get(v, 0) for v in choice.kept)
 
     def seconds(self, choice: RematChoice) -> float:
-        """Returns the seconds per step that a choice takes longer."""
-        return sum(self.again.get(op, 0.0) for op in choice.ops)
+        """Returns the seconds per step of what a choice computes again, and of traffic of what it keeps."""
+        again = sum(self.again.get(op, 0.0) for op in choice.ops)
+        return again + sum(self.traffic.get(v, 0.0) for v in choice.kept)
+
+
+def _between(rungs: Sequence[Rung]) -> Iterator[float]:
+    """Yields a price between each two at which choices differ, but for the first."""
+    for a, b in pairwise(rungs):
+        if a.choice.ops != b.choice.ops and b.price < a.price * STEP**2:
+            yield sqrt(a.price * b.price)
 
 
 def _gaps(
@@ -212,6 +244,22 @@ def seconds_again(program: TracedProgram, solution: Solution, times: OpTimes) ->
     for op in program.graph.ops:
         add(op, program.graph.trips)
     return found
+
+
+def _with_traffic(
+    program: TracedProgram, solution: Solution, twice: Mapping[int, float]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Returns the seconds of traffic that keeping values causes, by their ids, and what second runs add, by op id."""
+    sizes, uses = solution.mesh.sizes_by_name, residual_uses(program.graph, ends_fusion)
+    traffic, again = dict[int, float](), dict(twice)
+    for graph, op in walk(program.graph):
+        for v in op.outputs if op.id in again else ():
+            if v.id in uses:
+                use, elements = uses[v.id], prod(solution.layouts[v.id].local_shape(v.shape, sizes))
+                once = graph.trips * elements * v.itemsize / solution.mesh.topology.memory_bandwidth
+                traffic[v.id] = once * (use.fused + (not use.written and (use.fused or not use.idle)))
+                again[op.id] = 0.0 if use.idle else max(0.0, again[op.id] - once * use.fused)
+    return traffic, again
 
 
 # ---- Plans -----------------------------------------------------------------------------------------------------------

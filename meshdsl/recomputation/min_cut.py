@@ -91,11 +91,11 @@ class _Network:
     def add_level(self, level: Graph) -> None:
         """Adds the forward pass of a level, and what its backward pass needs."""
         made, loops = producers(level), list(layer_loops(level))
-        free = _kept_anyway(level)
+        free = kept_anyway(level)
         for op in level.ops:
             if op.phase == FORWARD:
                 self._add(op, free)
-        stacks = {id for pair in loops for id in _stack_ids(pair)}
+        stacks = {id for pair in loops for id in stack_ids(pair)}
         for op in level.ops:
             for x in values(op.inputs) if reads_residual(op) else ():
                 if x.id in made and made[x.id].phase == FORWARD and x.id not in stacks:
@@ -106,7 +106,7 @@ class _Network:
                 self._need(residual.value)
             inside[pair.forward.id] = pair.forward
         for forward in inside.values():
-            self._add_layer(forward, _stacked_anyway(forward, loops, level, stacks), level)
+            self._add_layer(forward, stacked_anyway(forward, loops, level, stacks), level)
 
     def _add(self, op: Op, free: Collection[int]) -> None:
         """Adds an operation; values in ``free`` are kept without a price."""
@@ -183,8 +183,8 @@ class _Network:
         return frozenset(left)
 
 
-def _stack_ids(pair: LayerLoops) -> set[int]:
-    """The stacks that a backward scan reads slice by slice, as values outside."""
+def stack_ids(pair: LayerLoops) -> set[int]:
+    """Returns the ids of the stacks that a backward scan reads slice by slice, as values outside."""
     body = pair.forward.bodies[0]
     read = {residual.value.id for residual in pair.residuals}
     return {
@@ -194,8 +194,8 @@ def _stack_ids(pair: LayerLoops) -> set[int]:
     }
 
 
-def _kept_anyway(level: Graph) -> set[int]:
-    """Values of a level that live on without the backward pass: for the optimizer, results, the user's checkpoint."""
+def kept_anyway(level: Graph) -> set[int]:
+    """Returns the ids of values that live on without the backward pass: for the optimizer, results, a checkpoint."""
     return {
         id
         for op in level.ops
@@ -204,8 +204,8 @@ def _kept_anyway(level: Graph) -> set[int]:
     } | {v.id for op in level.ops if op.name == "constant" for v in op.outputs}
 
 
-def _stacked_anyway(forward: Op, loops: Collection[LayerLoops], level: Graph, stacks: Collection[int]) -> set[int]:
-    """Values of a forward scan's body whose stacks something else reads than backward scans, slice by slice."""
+def stacked_anyway(forward: Op, loops: Collection[LayerLoops], level: Graph, stacks: Collection[int]) -> set[int]:
+    """Returns the ids of values in a forward scan whose stacks are read by more than backward scans, slice by slice."""
     body = forward.bodies[0]
     backward = {pair.backward.id for pair in loops if pair.forward is forward}
     free = {residual.value.id for pair in loops if pair.forward is forward for residual in pair.residuals}

@@ -1,11 +1,22 @@
 import re
+from functools import partial
+from itertools import combinations
+from math import inf
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
+from meshdsl.api.remat import ResidualCosts, plan_recomputing
 from meshdsl.lowering import program
+from meshdsl.pins import UserPins
+from meshdsl.planner.solve import solve
+from meshdsl.recomputation import recomputing
+from meshdsl.recomputation.levels import recomputable
+from meshdsl.trace import trace
+from meshdsl.util.runtime import Deadline
 from tests.recomputation.steps import SINES, sines
 from tests.sweeps import swept
 
@@ -69,13 +80,49 @@ def test_the_compiled_step_recomputes_what_the_plan_says(step, share, args, tmp_
     assert "computed again" in str(plan)
 
 
-def test_a_plan_that_fits_computes_nothing_again(args):
-    free = sharded(scanned).plan(*args)
-    plan = sharded(scanned, remat="auto").plan(*args)
+def test_where_everything_fits_values_are_computed_again_only_if_that_is_faster(args):
+    free, again = sharded(scanned).plan(*args), sharded(scanned, remat="auto").plan(*args)
+    assert again.seconds < 0.95 * free.seconds and again.recomputation.values
+    assert again.recomputation.fastest == (free.memory, free.seconds)
+    small = chain_shapes(256, 256)
+    free, plan = sharded(chain).plan(*small), sharded(chain, remat="auto").plan(*small)
     assert (plan.seconds, plan.recomputation) == (free.seconds, None)
-    assert (
-        "nothing is computed again: the fastest plan that keeps everything fits the memory (remat='auto')" in plan.notes
-    )
+    assert any(note.startswith("nothing is computed again") for note in plan.notes)
+
+
+class Chosen(NamedTuple):
+    seconds: float
+    spare: float
+    least: float = inf
+
+
+def test_more_memory_is_never_slower_and_finds_the_fastest_of_all_choices():
+    def step(w, x):
+        def loss(w):
+            return (jax.lax.scan(lambda y, w: (jnp.sin(jnp.tanh(y @ w)), None), x, w)[0] ** 2).mean()
+
+        return updated(loss, w)
+
+    shapes = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32), jax.ShapeDtypeStruct((2048, 64), jnp.float32)
+    program, mesh, user_pins = trace(step, shapes), md.Mesh(data=4), UserPins({"x": "data=S(0)", "w": "data=B"})
+    ops, plans = recomputable(program), {}
+
+    def planned(choice):
+        if choice not in plans:
+            made = recomputing(program, choice).program
+            plans[choice] = solve(made, mesh, user_pins.resolve(made, mesh), inf)
+        return plans[choice].seconds, plans[choice].peak.bytes
+
+    def within(limit, choice):
+        seconds, size = planned(choice.ops)
+        return Chosen(seconds if size <= limit else inf, limit - size)
+
+    every = [planned(frozenset(some)) for n in range(len(ops) + 1) for some in combinations(sorted(ops), n)]
+    free = plans[frozenset()]
+    costs, least = ResidualCosts.of(free, 0.0), min(size for _, size in every)
+    for limit in (2 * free.peak.bytes, *(least + k / 8 * (free.peak.bytes - least) for k in reversed(range(8)))):
+        found = plan_recomputing(costs, free.peak.bytes - limit, partial(within, limit), Deadline(None))
+        assert found.seconds == min(seconds for seconds, size in every if size <= limit)
 
 
 def test_where_nothing_fits_the_error_says_the_least_with_recomputation():
