@@ -51,6 +51,7 @@ PRICES = 24  # of memory, from one at which nothing is computed again to one at 
 STEP = 1.8  # ratio of two prices
 PLANS = 8  # rungs of the ladder that are planned
 AROUND = (-1, 1, 2, -2)  # rungs that are planned next to the best one, in this order
+ENOUGH = 0.9  # part of the bytes in excess that a rung must be expected to save, below one that fits
 FILLED = 3  # plans with one residual more that is kept
 LONGEST = 0.25  # by which a residual that lives through the whole step is dearer than one that is read at once
 NEXT_TO_NOTHING = 1e-9  # price at which only what costs nothing is computed again, as part of the middle one
@@ -316,7 +317,10 @@ def plan_recomputing(
     if tried[best].seconds == inf:
         return tried[best]
     while len(tried) < PLANS and not clock.expired():
-        around = [best + k for k in AROUND if 0 <= best + k <= last and best + k not in tried]
+        refused = max((i for i, plan in tried.items() if plan.seconds == inf), default=-1)
+        factor = (excess + tried[best].spare) / saved[best] if saved[best] > 0 else 1.0  # of bytes that were saved
+        near = (i for k in AROUND if refused < (i := best + k) <= last and i not in tried)
+        around = [i for i in near if i > best or factor * saved[i] >= ENOUGH * excess]
         if not around:
             break
         if at(around[0]).seconds < tried[best].seconds:
