@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from meshdsl.ir.graph import Leaf, Literal, Op, TracedProgram, Value
+from meshdsl.ir.graph import Leaf, Literal, Op, TracedProgram, Value, walk
 from meshdsl.ir.host import TO_DEVICE, TRANSFERS
 from meshdsl.ir.rings import ProductRing, chosen_rings
 from meshdsl.ir.solution import Bucket, Solution
@@ -55,6 +55,10 @@ class LocalTarget(BlockTarget):
       numbers: of opaque copies in front of loops, behind them and of recomputation, each taken once.
       rings: per op id of a product that runs in parts, and of what stands between it and its collective, the ring.
       drops_barriers: whether the compiler drops optimization barriers before it merges equal computations.
+      last_reads: per value that an operation reads, the id of the last one.
+
+    Attributes:
+      backward: blocks of results of the backward pass, each larger than all before it, and their bytes.
     """
 
     def __init__(
@@ -64,10 +68,11 @@ class LocalTarget(BlockTarget):
         numbers: Iterator[int],
         rings: Mapping[int, ProductRing],
         drops_barriers: bool,
+        last_reads: Mapping[int, int],
     ) -> None:
         self.solution, self.repeats, self.numbers, self.rings = solution, repeats, numbers, rings
-        self.drops_barriers = drops_barriers
-        self.latest: tuple[int, Layout] | None = None  # block of the last result of the backward pass
+        self.drops_barriers, self.last_reads = drops_barriers, last_reads
+        self.backward: list[tuple[tuple[int, Layout], int]] = []
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
@@ -77,7 +82,7 @@ class LocalTarget(BlockTarget):
 
     def inner(self) -> "LocalTarget":
         """An empty environment under the same solution."""
-        return LocalTarget(self.solution, self.repeats, self.numbers, self.rings, self.drops_barriers)
+        return LocalTarget(self.solution, self.repeats, self.numbers, self.rings, self.drops_barriers, self.last_reads)
 
     def enter(self, op: Op, arrays: Arrays) -> Arrays:
         """The body's inputs; those with collectives planned inside the loop are tied to the iteration."""
@@ -156,22 +161,33 @@ class LocalTarget(BlockTarget):
         if all(isinstance(x, Literal) or x.id in self.constants for x in op.inputs):
             self.constants.update(value.id for value in op.outputs)
         if starts_recomputation(op):
-            return self._held_back(arrays)
+            return self._held_back(op, arrays)
         made = run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
         if op.phase == BACKWARD and REMATTED not in op.scope and any(isinstance(x, Value) for x in op.inputs):
-            here = zip(op.outputs, outputs, made, strict=True)
-            self.latest = next(((v.id, at) for v, at, x in here if _is_number(x)), self.latest)
+            for value, layout, array in zip(op.outputs, outputs, made, strict=True):
+                if _is_number(array):
+                    while self.backward and self.backward[-1][1] >= array.nbytes:
+                        self.backward.pop()
+                    self.backward.append(((value.id, layout), array.nbytes))
         return made
 
-    def _held_back(self, arrays: Arrays) -> Arrays:
-        """Returns the operands of a recomputation, tied to the latest backward result, so that it runs no earlier."""
+    def _held_back(self, op: Op, arrays: Arrays) -> Arrays:
+        """Returns the operands of a recomputation, tied to a late backward result, so that it runs no earlier.
+
+        The result is written to memory for it. So it is the latest that is no larger than the operands, which is not
+        what an elementwise operation makes of it on the way to the next product.
+        """
+        # compilers drop the tie to a value that nothing reads afterwards
+        read = [(key, size) for key, size in self.backward if self.last_reads.get(key[0], -1) > op.id]
+        small = [key for key, size in read if size <= sum(x.nbytes for x in arrays)]
+        tie = small[-1] if small else read[0][0] if read else None
         if self.drops_barriers:
             number, (axis, size) = next(self.numbers), next(iter(self.solution.mesh))
-            after = self.blocks[self.latest] if self.latest else None
+            after = self.blocks[tie] if tie else None
             return tuple(opaque_copy(x, number, axis, size, after) for x in arrays)
-        if not self.latest:
+        if not tie:
             return self.fixed(arrays)
-        *held, self.blocks[self.latest] = self.fixed_together((*arrays, self.blocks[self.latest]))
+        *held, self.blocks[tie] = self.fixed_together((*arrays, self.blocks[tie]))
         return tuple(held)
 
     def _apart(self, op: Op, arrays: Arrays) -> Arrays:
@@ -240,9 +256,11 @@ def lower_program(program: TracedProgram, solution: Solution, platform: str) -> 
     """
     again, drops = repeated_collectives(program.graph, solution), platform in _DROP_BARRIERS
     rings = {op.id: ring for ring in chosen_rings(program.graph, solution) for op in ring.ops}
+    last_reads = {x.id: op.id for _, op in walk(program.graph) for x in op.inputs if isinstance(x, Value)}
 
     def run(*blocks: jax.Array) -> Arrays:
-        return run_graph(program.graph, blocks, LocalTarget(solution, again, count(_FIRST_NUMBER), rings, drops))
+        target = LocalTarget(solution, again, count(_FIRST_NUMBER), rings, drops, last_reads)
+        return run_graph(program.graph, blocks, target)
 
     return run
 

@@ -43,14 +43,40 @@ from meshdsl.lowering.shardings import device_mesh
 from meshdsl.shardings import StatedMesh, mesh_of
 
 REPEATS = 7  # runs of each program
-SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes of one message
-MATRIX = 512  # rows and columns of a square product
-THIN = 32  # columns of a thin one
-VECTOR = 1 << 18  # elements of an elementwise operation
-VECTORS = 16  # results that the elementwise program stores
-IMAGE = (2, 16, 16, 32)  # shape of a depthwise convolution's input, NHWC
-WINDOW = 5  # its rows and columns
-BYTES_PER_PROGRAM = 1 << 23  # of messages; bounds the iterations of a collective
+THIN = 32  # columns of a thin product
+WINDOW = 5  # rows and columns of a depthwise convolution's kernel
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What is measured, large enough for the devices to show their rates.
+
+    Args:
+      messages: bytes of each.
+      sent: bytes of all messages of a program; bounds the iterations of a collective.
+      matrix: rows and columns of a square product.
+      products: of a program.
+      vector: elements of an elementwise operation.
+      vectors: results that the elementwise program stores.
+      image: shape of a depthwise convolution's input, NHWC.
+      chain: smallest operations per iteration of their loop, whose own time is then small beside theirs.
+    """
+
+    messages: tuple[int, ...]
+    sent: int
+    matrix: int
+    products: int
+    vector: int
+    vectors: int
+    image: tuple[int, ...]
+    chain: int
+
+
+CPU = _Sizes((1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22), 1 << 23, 512, 2, 1 << 18, 16, (2, 16, 16, 32), 1)
+# An H100 takes 50 us to start a program and 7 us for an iteration of a loop (jax 0.11.2); one of these products 1.5 ms.
+ACCELERATOR = _Sizes(
+    *((1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 28), 1 << 30, 8192, 4, 1 << 25, 16, (32, 64, 64, 256), 32)
+)
 Body = Callable[[jax.Array], jax.Array]
 
 
@@ -76,14 +102,14 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, kee
         devices = list(mesh.devices.flat)
     mesh = mesh_of(mesh)
     bench = _Bench(device_mesh(mesh, devices))
-    overhead = bench.seconds(lambda x: x @ x, (8, 8), loops=200)
-    memory = _bandwidth(bench)
-    axes = tuple((name, _link(bench, name, size)) for name, size in mesh if size > 1)
-    slowest = min((link for _, link in axes), key=lambda link: link.bandwidth, default=Link(overhead, memory))
-    half_side = _half_side(bench)
     device = bench.mesh.devices.flat[0]
     kind = device.device_kind
     preset = topology_of_kind(device.platform, kind).topology
+    overhead = _overhead(bench)
+    memory = _bandwidth(bench)
+    axes = tuple((name, _link(bench, name, size)) for name, size in mesh if size > 1)
+    slowest = min((link for _, link in axes), key=lambda link: link.bandwidth, default=Link(overhead, memory))
+    half_side = _half_side(bench) if device.platform == "cpu" else preset.half_side
     found = Topology(
         name="calibrated",
         flops16=_flops(bench, jnp.bfloat16, half_side),
@@ -110,15 +136,27 @@ class _Bench:
 
     mesh: jax.sharding.Mesh
 
-    def seconds(self, body: Body, shape: tuple[int, ...], loops: int, dtype: DTypeLike = jnp.float32) -> float:
-        """Return the median seconds of one ``body``, which maps one device's array of ``shape`` to another one."""
-        return self.whole(lambda x: lax.fori_loop(0, loops, lambda _, y: body(y), x), shape, dtype) / loops
+    @property
+    def sizes(self) -> _Sizes:
+        """Return the sizes for these devices."""
+        return CPU if self.mesh.devices.flat[0].platform == "cpu" else ACCELERATOR
 
-    def whole(self, local: Body, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> float:
-        """Return the median seconds of a program in which every device runs ``local`` on an array of ``shape``."""
+    def seconds(
+        self, body: Body, shape: tuple[int, ...], loops: int, dtype: DTypeLike = jnp.float32, scale: float = 0.0
+    ) -> float:
+        """Return the median seconds of one ``body``, which maps one device's array of ``shape`` to another one."""
+        whole = self.whole(lambda x: lax.fori_loop(0, loops, lambda _, y: body(y), x), shape, dtype, scale)
+        return whole / loops
+
+    def whole(self, local: Body, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32, scale: float = 0.0) -> float:
+        """Return the median seconds of a program in which every device runs ``local`` on an array of ``shape``.
+
+        The array is of normal random numbers times ``scale``: accelerators multiply zeros faster.
+        """
         spec = PartitionSpec()
         run = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False))
-        array = jax.device_put(jnp.zeros(shape, dtype), jax.sharding.NamedSharding(self.mesh, spec))
+        numbers = scale * jax.random.normal(jax.random.key(0), shape, dtype) if scale else jnp.zeros(shape, dtype)
+        array = jax.device_put(numbers, jax.sharding.NamedSharding(self.mesh, spec))
         run(array).block_until_ready()
         return median(_timed(run, array) for _ in range(REPEATS))
 
@@ -129,48 +167,68 @@ def _timed(run: Body, array: jax.Array) -> float:
     return time.perf_counter() - start
 
 
+def _overhead(bench: _Bench) -> float:
+    """Return the seconds of the smallest operation."""
+    chain = bench.sizes.chain
+
+    def operations(x: jax.Array) -> jax.Array:
+        for _ in range(chain):
+            x = x @ x
+        return x
+
+    return bench.seconds(operations, (8, 8), loops=200) / chain
+
+
 def _bandwidth(bench: _Bench) -> float:
     """Return the bytes per second of one device that reads a vector, writes the next one, and stores it."""
+    sizes = bench.sizes
 
     def halve(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         return x * 0.5 + 1.0, x
 
-    seconds = bench.whole(lambda x: lax.scan(halve, x, length=VECTORS)[1], (VECTOR,))
-    return 3 * 4 * VECTOR * VECTORS / seconds
+    seconds = bench.whole(lambda x: lax.scan(halve, x, length=sizes.vectors)[1], (sizes.vector,))
+    return 3 * 4 * sizes.vector * sizes.vectors / seconds
 
 
 def _flops(bench: _Bench, dtype: DTypeLike, half_side: float) -> float:
     """Return the FLOP/s of one device in large matrix products."""
-    square = bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2, dtype=dtype)
-    return 2 * MATRIX**3 / square * (1 + half_side / MATRIX) ** 3
+    side = bench.sizes.matrix
+    square = bench.seconds(lambda x: x @ x, (side, side), bench.sizes.products, dtype, scale=side**-0.5)
+    return 2 * side**3 / square * (1 + half_side / side) ** 3
 
 
 def _grouped(bench: _Bench) -> float:
     """Return the FLOP/s of one device in depthwise convolutions."""
-    kernel = jnp.ones((WINDOW, WINDOW, 1, IMAGE[-1]))
+    image = bench.sizes.image
+    kernel = jnp.ones((WINDOW, WINDOW, 1, image[-1]))
     body = lambda x: lax.conv_general_dilated(  # noqa: E731
-        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=IMAGE[-1]
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=image[-1]
     )
-    return 2 * prod(IMAGE) * WINDOW**2 / bench.seconds(body, IMAGE, loops=2)
+    return 2 * prod(image) * WINDOW**2 / bench.seconds(body, image, loops=2)
 
 
 def _half_side(bench: _Bench) -> float:
-    """Return the side at which a product runs at half its rate, from a square product and a thin one."""
-    square = bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2)
-    thin = bench.seconds(lambda x: jnp.tile(x @ x[:, :THIN], MATRIX // THIN), (MATRIX, MATRIX), loops=2)
-    copy = bench.seconds(lambda x: jnp.tile(x[:, :THIN] * 0.5, MATRIX // THIN), (MATRIX, MATRIX), loops=2)
-    return half_side_of(square, max(thin - copy, 0.0) * MATRIX / THIN)
+    """Return the side at which a product runs at half its rate, from a square product and a thin one.
+
+    On accelerators the thin one would show the rate of memory, not of products.
+    """
+    side = bench.sizes.matrix
+    square = bench.seconds(lambda x: x @ x, (side, side), loops=2)
+    thin = bench.seconds(lambda x: jnp.tile(x @ x[:, :THIN], side // THIN), (side, side), loops=2)
+    copy = bench.seconds(lambda x: jnp.tile(x[:, :THIN] * 0.5, side // THIN), (side, side), loops=2)
+    return half_side_of(square, max(thin - copy, 0.0) * side / THIN, side)
 
 
-def half_side_of(square: float, thin: float) -> float:
-    """Return the ``h`` in [0, MATRIX] with ``thin / square = (1 + h / THIN) / (1 + h / MATRIX)``, for equal FLOPs."""
+def half_side_of(square: float, thin: float, side: int) -> float:
+    """Return the ``h`` in [0, side] with ``thin / square = (1 + h / THIN) / (1 + h / side)``, for equal FLOPs."""
     ratio = thin / square
-    return max(0.0, min((ratio - 1) / max(1 / THIN - ratio / MATRIX, 1 / MATRIX), float(MATRIX)))
+    return max(0.0, min((ratio - 1) / max(1 / THIN - ratio / side, 1 / side), float(side)))
 
 
 def _link(bench: _Bench, axis: str, size: int) -> Link:
     """Return the link that fits all-reduces and all-gathers of several sizes over ``axis``."""
-    rows = [_reduce(bench, axis, size, n) for n in SIZES] + [_gather(bench, axis, size, n) for n in SIZES]
+    rows = [_reduce(bench, axis, size, n) for n in bench.sizes.messages]
+    rows += [_gather(bench, axis, size, n) for n in bench.sizes.messages]
     sent, seconds = np.array(rows).T
     return fit_link(sent, seconds)
 
@@ -186,7 +244,7 @@ def fit_link(sent: np.ndarray, seconds: np.ndarray) -> Link:
 def _reduce(bench: _Bench, axis: str, size: int, n: int) -> tuple[float, float]:
     """Return the bytes that one device sends in an all-reduce of ``n`` bytes, and the seconds."""
     body = lambda x: lax.psum(x, axis) * 0.5  # noqa: E731
-    return 2 * n * (size - 1) / size, bench.seconds(body, (n // 4,), _loops(n))
+    return 2 * n * (size - 1) / size, bench.seconds(body, (n // 4,), _loops(bench, n))
 
 
 def _gather(bench: _Bench, axis: str, size: int, n: int) -> tuple[float, float]:
@@ -196,11 +254,11 @@ def _gather(bench: _Bench, axis: str, size: int, n: int) -> tuple[float, float]:
     def body(x: jax.Array) -> jax.Array:
         return lax.dynamic_slice_in_dim(lax.all_gather(x, axis, tiled=True), lax.axis_index(axis), part)
 
-    return n * (size - 1) / size, bench.seconds(body, (part,), _loops(n))
+    return n * (size - 1) / size, bench.seconds(body, (part,), _loops(bench, n))
 
 
-def _loops(n: int) -> int:
-    return max(2, min(20, BYTES_PER_PROGRAM // n))
+def _loops(bench: _Bench, n: int) -> int:
+    return max(2, min(20, bench.sizes.sent // n))
 
 
 def _memory(mesh: jax.sharding.Mesh) -> float:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshdsl.calibrate import MATRIX, THIN, calibrate, fit_link, half_side_of
+from meshdsl.calibrate import CPU, THIN, calibrate, fit_link, half_side_of
 from meshdsl.errors import MeshDSLError
 from meshdsl.layouts import Link, Mesh, Topology, topology
 from meshdsl.layouts.topology import load_topology, preset_names, save_topology
@@ -84,9 +84,9 @@ def _strange() -> Topology:
 
 def test_the_half_side_of_products_that_follow_the_law():
     for half in (0.0, 8.0, 50.0):
-        assert half_side_of(1 + half / MATRIX, 1 + half / THIN) == pytest.approx(half)
+        assert half_side_of(1 + half / CPU.matrix, 1 + half / THIN, CPU.matrix) == pytest.approx(half)
 
 
 def test_a_half_side_from_noise_is_sane():
-    assert half_side_of(2.0, 1.0) == 0.0
-    assert 0.0 < half_side_of(1.0, 1e6) <= MATRIX
+    assert half_side_of(2.0, 1.0, CPU.matrix) == 0.0
+    assert 0.0 < half_side_of(1.0, 1e6, CPU.matrix) <= CPU.matrix

@@ -119,8 +119,12 @@ class _Rewriter:
         ops: list[Op] = []
         for op in graph.ops:
             if reads_residual(op):
+                after = list[Op]()
+                while ops and _expands(ops[-1]):
+                    after.append(ops.pop())
                 for x in values(op.inputs):
                     ops += copies.of(x)
+                ops += reversed(after)
                 op = substitute(op, copies.table)
             ops.append(replace(op, bodies=tuple(map(self.level, op.bodies))) if is_mixed(op) else op)
         return with_ops(graph, ops)
@@ -198,6 +202,11 @@ class _Copies:
         if again:
             self.rewriter.residuals.setdefault(x.id, {}).update(again)
         return found
+
+
+def _expands(op: Op) -> bool:
+    """Whether a backward operation makes a large array of a small one; what is computed again then waits for that."""
+    return op.phase == BACKWARD and op.name == "broadcast_in_dim"
 
 
 def _again(op: Op, table: Table, ids: Iterator[int]) -> Op:

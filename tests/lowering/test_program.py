@@ -5,12 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
 
+from meshdsl.ir.graph import walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.collectives import compiled_collectives
 from meshdsl.lowering.numerics import check_numbers
-from meshdsl.lowering.program import sharded_function
+from meshdsl.lowering.program import lower_program, sharded_function
 from meshdsl.lowering.shardings import device_mesh, input_layouts, output_layouts, place, shardings
+from meshdsl.recomputation import recomputing
+from meshdsl.recomputation.levels import recomputable
+from meshdsl.trace import trace
 from tests.lowering.graphs import Hand, planned, program_of, verify_text
 
 MESH = Mesh(x=4, y=2)
@@ -154,3 +159,24 @@ def test_collectives_are_named():
     _, text = run_planned(mlp, mlp_args(), Hand(MESH), *LAYOUTS["both"])
     scopes = [c.scope for c in compiled_collectives(text, MESH)]
     assert scopes and all("(" in scope and "float32" in scope for scope in scopes)
+
+
+def test_what_is_computed_again_waits_for_a_result_no_larger_than_what_is_kept():
+    def step(w, x, targets):
+        def loss(w):
+            logits = jax.nn.log_softmax(jnp.tanh(x @ w["in"]) @ w["out"])
+            return -jnp.take_along_axis(logits, targets, 1).mean()
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+    args = {"in": jnp.ones((8, 8)), "out": jnp.ones((8, 512))}, jnp.ones((64, 8)), jnp.ones((64, 1), jnp.int32)
+    program = trace(step, args)
+    large = {op.id for _, op in walk(program.graph) if op.outputs and op.outputs[0].shape == (64, 512)}
+    program, mesh = recomputing(program, large & recomputable(program)).program, Mesh(x=1)
+    solution = Hand(mesh).solve(program, [""] * 4, [""] * 2)
+    local, spec = lower_program(program, solution, "gpu"), PartitionSpec()
+    sharded = jax.shard_map(local, mesh=device_mesh(mesh), in_specs=spec, out_specs=spec)
+    traced = jax.make_jaxpr(sharded)(*jax.tree.leaves(args)).eqns[0].params["jaxpr"]
+    barriers = [eqn for eqn in traced.eqns if eqn.primitive.name == "optimization_barrier" and len(eqn.invars) > 1]
+    sizes = [[v.aval.size * v.aval.dtype.itemsize for v in eqn.invars] for eqn in barriers]
+    assert sizes and all(size[-1] <= max(size[:-1]) for size in sizes)
