@@ -9,7 +9,7 @@ the first of them stands (``rings``).
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from math import prod
+from math import inf, prod
 from typing import TypeVar
 
 import jax
@@ -38,7 +38,7 @@ from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.pipelined_scan import BlockTarget, pipelined_scan
 from meshdsl.lowering.rings import gather_ring, scatter_ring
 from meshdsl.lowering.shardings import input_layouts, output_layouts, partition_spec
-from meshdsl.trace.annotate import BACKWARD
+from meshdsl.trace.annotate import FORWARD
 from meshdsl.trace.read_jaxpr import REMATTED, starts_recomputation
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class LocalTarget(BlockTarget):
       last_reads: per value that an operation reads, the id of the last one.
 
     Attributes:
-      backward: blocks of results of the backward pass, each larger than all before it, and their bytes.
+      late: blocks of results of backward pass and optimizer in their order, and their bytes.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LocalTarget(BlockTarget):
     ) -> None:
         self.solution, self.repeats, self.numbers, self.rings = solution, repeats, numbers, rings
         self.drops_barriers, self.last_reads = drops_barriers, last_reads
-        self.backward: list[tuple[tuple[int, Layout], int]] = []
+        self.late: list[tuple[tuple[int, Layout], int]] = []
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
@@ -124,8 +124,12 @@ class LocalTarget(BlockTarget):
         """Runs an operation; the products of a ring run with the first one, transfers change the memory of a block."""
         ring = self.rings.get(op.id)
         if op.name in TRANSFERS:
-            space = jax.memory.Space.Device if op.name == TO_DEVICE else jax.memory.Space.Host
-            self.define(op.outputs[0], jax.device_put(operand(self, op, 0), space))
+            to_device, array = op.name == TO_DEVICE, operand(self, op, 0)
+            if to_device and not self.drops_barriers:  # compilers load as early as they can, whatever memory that takes
+                (array,) = self._held_back(op, (array,))
+            self.define(
+                op.outputs[0], jax.device_put(array, jax.memory.Space.Device if to_device else jax.memory.Space.Host)
+            )
         elif ring is None:
             super().perform(op)
         elif ring.products[0].op is op:
@@ -163,24 +167,18 @@ class LocalTarget(BlockTarget):
         if starts_recomputation(op):
             return self._held_back(op, arrays)
         made = run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
-        if op.phase == BACKWARD and REMATTED not in op.scope and any(isinstance(x, Value) for x in op.inputs):
-            for value, layout, array in zip(op.outputs, outputs, made, strict=True):
-                if _is_number(array):
-                    while self.backward and self.backward[-1][1] >= array.nbytes:
-                        self.backward.pop()
-                    self.backward.append(((value.id, layout), array.nbytes))
+        if op.phase != FORWARD and REMATTED not in op.scope and any(isinstance(x, Value) for x in op.inputs):
+            here = zip(op.outputs, outputs, made, strict=True)
+            self.late += [((value.id, at), x.nbytes) for value, at, x in here if _is_number(x)]
         return made
 
     def _held_back(self, op: Op, arrays: Arrays) -> Arrays:
-        """Returns the operands of a recomputation, tied to a late backward result, so that it runs no earlier.
+        """Returns operands tied to a late result, so that the operation runs no earlier.
 
         The result is written to memory for it. So it is the latest that is no larger than the operands, which is not
         what an elementwise operation makes of it on the way to the next product.
         """
-        # compilers drop the tie to a value that nothing reads afterwards
-        read = [(key, size) for key, size in self.backward if self.last_reads.get(key[0], -1) > op.id]
-        small = [key for key, size in read if size <= sum(x.nbytes for x in arrays)]
-        tie = small[-1] if small else read[0][0] if read else None
+        tie = self._late_result(op, sum(x.nbytes for x in arrays))
         if self.drops_barriers:
             number, (axis, size) = next(self.numbers), next(iter(self.solution.mesh))
             after = self.blocks[tie] if tie else None
@@ -189,6 +187,20 @@ class LocalTarget(BlockTarget):
             return self.fixed(arrays)
         *held, self.blocks[tie] = self.fixed_together((*arrays, self.blocks[tie]))
         return tuple(held)
+
+    def _late_result(self, op: Op, most: int) -> tuple[int, Layout] | None:
+        """Returns the latest result of at most so many bytes, or else the smallest; None if there is none.
+
+        Something must read it after the operation: compilers drop the tie to any other.
+        """
+        smallest, least = None, inf
+        for key, size in reversed(self.late):
+            if self.last_reads.get(key[0], -1) > op.id:
+                if size <= most:
+                    return key
+                if size < least:
+                    smallest, least = key, size
+        return smallest
 
     def _apart(self, op: Op, arrays: Arrays) -> Arrays:
         """The operands, with opaque copies of those that were exchanged before; constants behind a barrier."""
