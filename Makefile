@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=  # each of the processes that tests start woul
 # eight virtual devices, with threads enough that XLA's kernels and collectives do not wait for each other's (docs/evidence/fuzz.md)
 EIGHT := JAX_NUM_CPU_DEVICES=8 NPROC=32
 
-.PHONY: help demo test test-all lint docs bench calls coverage coverage-sums zoo inspections fuzz fuzz-bytes fuzz-sums fuzz-files chaos pipelines ray slurm strategies predictions targets overlap measured bench-planner data dist clean
+.PHONY: help demo test test-all lint docs bench calls coverage coverage-sums zoo inspections fuzz fuzz-bytes fuzz-sums fuzz-files chaos pipelines ray slurm strategies predictions targets overlap measured gpu bench-planner data dist clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -108,6 +108,9 @@ overlap: .venv/targets/ready  ## compile small programs and models for absent TP
 
 measured: $(ZOO)/ready  ## compare predicted with measured step times of this machine, which should be idle, and write docs/evidence/measured.md
 	$(ZOO)/bin/python -m bench.measured --again
+
+gpu: $(VENV)/ready  ## train models on the GPU at hand, planned and under jax.jit, and write docs/evidence/gpu.md; MODELS='gpt2-124m'
+	$(RUN) -m bench.gpu $(MODELS)
 
 calls: $(VENV)/ready  ## compare the Python time of a call with that of jax.jit
 	$(EIGHT) $(RUN) -m bench.calls
