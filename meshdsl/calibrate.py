@@ -139,7 +139,7 @@ class _Bench:
     @property
     def platform(self) -> str:
         """Return the platform of the devices, as jax names it."""
-        return self.mesh.devices.flat[0].platform
+        return str(self.mesh.devices.flat[0].platform)
 
     @property
     def sizes(self) -> _Sizes:
@@ -190,7 +190,10 @@ def _bandwidth(bench: _Bench) -> float:
     Memory that is new to the process is slow on CPUs; on accelerators what a loop stores is copied once more.
     """
     sizes = bench.sizes
-    halve = lambda x: x * 0.5 + 1.0  # noqa: E731
+
+    def halve(x: jax.Array) -> jax.Array:
+        return x * 0.5 + 1.0
+
     if bench.platform != "cpu":
         return 2 * 4 * sizes.vector / bench.seconds(halve, (sizes.vector,), sizes.vectors)
     seconds = bench.whole(lambda x: lax.scan(lambda x, _: (halve(x), x), x, length=sizes.vectors)[1], (sizes.vector,))
