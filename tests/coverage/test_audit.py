@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from jax.experimental import pallas, sparse
 from jax.extend.core import Primitive
@@ -93,6 +94,7 @@ def primitives(jaxpr):
                 yield from primitives(getattr(inner, "jaxpr", inner))
 
 
+@pytest.mark.sweep
 def test_what_is_listed_as_traced_into_is():
     seen = set()
     for step, args in examples():

@@ -179,6 +179,7 @@ def test_a_state_is_saved_when_one_of_two_processes_cannot_read_its_input(tmp_pa
     np.testing.assert_allclose(losses(tmp_path), losses(tmp_path / "one"), rtol=1e-4)
 
 
+@pytest.mark.sweep
 def test_batches_that_end_earlier_in_one_of_two_processes_end_the_run_of_both(tmp_path):
     process = started("--processes", 2, "--steps", 400, folder=tmp_path, TINY_ENDS="20,9")
     out, said = process.communicate(timeout=240)

@@ -167,6 +167,7 @@ def flat_and_starts(instance):
     return flat, list(map(np.array, product(*(range(core.network.unary[v].size) for v in flat.order))))
 
 
+@pytest.mark.sweep
 @given(instances(), st.sampled_from([1.0, 2.0, 4.0, 20.0]), st.integers(0, 2**32 - 1))
 @settings(max_examples=8, deadline=None)
 def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):

@@ -234,7 +234,8 @@ def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(of
     assert alone < 0.99 * good <= dual.best(4, off * dual.price) <= fit.plan.cost
 
 
-@swept("axes", [{"data": 8}, {"data": 4, "model": 2}], ids=str, kept=({"data": 8},))
+@pytest.mark.sweep
+@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 4, "model": 2}], ids=str)
 def test_the_bound_of_a_large_step_is_begun_beside_the_search(axes):
     mesh, rules = md.Mesh(**axes, topology="dgx-h100"), Rules.of(PROGRAM.rules)
     model, pins = model_of(*gpt_step(), mesh, True, rules=rules)
@@ -276,6 +277,7 @@ def test_what_memory_holds_at_least_is_known_under_other_pins():
         assert floor.path_copy_prices(1.0) == other.path_copy_prices(1.0)
 
 
+@pytest.mark.sweep
 def test_the_bound_is_no_looser_where_another_plan_is_the_cheapest_at_its_price():
     """A network that is tight around that plan alone proves half of this."""
     program = trace(lambda x: (x * x, x @ x, x + x), (shape(8, 8),))

@@ -29,6 +29,7 @@ def planned(memory):
     return sharded.plan(*PROGRAM.args)
 
 
+@pytest.mark.sweep
 def test_less_memory_costs_no_more_than_it_has_to():
     """Plans of less memory take longer, by little."""
     free = planned("1TB")

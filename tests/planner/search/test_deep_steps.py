@@ -11,7 +11,6 @@ from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from tests.planner.graphs import limited, searched, solved
-from tests.sweeps import swept
 
 MESH = Mesh(data=16, model=8, topology="dgx-h100")
 
@@ -46,7 +45,8 @@ def test_weights_that_many_read_are_proved_to_lie_well(rounds):
     assert bound >= model.scale.seconds(best.cost) * (1 - (1e-6 if rounds else 5e-3))
 
 
-@swept("sizes", [(4, 1024, 256), (6, 512, 512)], ids=["jointly", "in neighbourhoods"], kept=((6, 512, 512),))
+@pytest.mark.sweep
+@pytest.mark.parametrize("sizes", [(4, 1024, 256), (6, 512, 512)], ids=["jointly", "in neighbourhoods"])
 def test_a_limit_that_the_fastest_plan_keeps_takes_nothing(sizes):
     """Although the plans on the way to it do not."""
     program, mesh = deep_steps.unrolled_lstm(*sizes), Mesh(pod=4, data=4, model=4, topology="dgx-h100")

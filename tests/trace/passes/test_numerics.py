@@ -28,7 +28,7 @@ def reference(step, args):
         return step(*args)
 
 
-@swept("name", STEPS, left=("gpt scan", "gpt remat"))
+@swept("name", STEPS, left=("gpt scan", "gpt remat", "gpt list"))
 def test_step(name):
     step, args = STEPS[name]
     equal(run(trace(step, args), *args), reference(step, args))

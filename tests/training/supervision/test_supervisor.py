@@ -113,6 +113,7 @@ def test_a_plan_made_before_is_used_if_it_is_of_this_step(tmp_path, monkeypatch,
     assert losses(tmp_path / "a") == losses(tmp_path / "whole")
 
 
+@pytest.mark.sweep
 def test_a_run_goes_on_with_fewer_processes_and_grows_again(tmp_path):
     folder = tmp_path / "run"
     options = ("--processes", 2, "--restarts", 5, "--min-processes", 1, "--grow-after", 1)
