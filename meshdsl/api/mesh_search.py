@@ -155,7 +155,7 @@ class BoundedConfiguration:
         """Plan the configuration."""
         assert self.stages is not None and self.program is not None
         options, program = self.stages.options, self.stages.with_uneven_pins(self.program)
-        pins, limits, remat = self.stages.user_pins, EFFORTS[options.effort], options.remat == "auto"
+        pins, limits, remat = self.stages.user_pins, EFFORTS[options.effort], options.remat != "off"
         return plan_best_variant(
             program, options.mesh, pins, options.memory, limits=limits, remat=remat, host=options.host == "auto"
         ).plan
@@ -208,8 +208,8 @@ class ConfigurationSearch:
         keep_cuts = bool(self.program.pipeline and self.program.pipeline.axis)
         inside, keep = self._rules.inside, self.program.constraints == "keep"
         run = partial(trace, self.program.step, self.program.args, inside=inside, cuts=keep_cuts, keep=keep)
-        roundness = Roundness.of(prime_factors(self.devices))
-        return check_rules(JaxSettings.current().run(lambda: run(roundness=roundness)))
+        roundness, checkpoints = Roundness.of(prime_factors(self.devices)), self.program.remat != "replace"
+        return check_rules(JaxSettings.current().run(lambda: run(roundness=roundness, checkpoints=checkpoints)))
 
     def _traced_for(self, config: Configuration) -> tuple[CallStages, TracedProgram]:
         """Return the stages of a configuration, and its program before uneven pins are constraints."""

@@ -44,7 +44,7 @@ BYTES_PER_UNIT = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
-REMAT = ("off", "auto")  # who says what is computed again: the step alone, or the planner
+REMAT = ("off", "auto", "replace")  # who says what is computed again: the step, the planner besides, or it alone
 HOSTS = ("off", "auto")  # who says which inputs live in the host's memory: the layouts alone, or the planner too
 UNEVEN = ("error", "replicate", "pad")  # what becomes of a pin that does not divide
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -104,6 +104,11 @@ class Options:
                 f"{error}\nthe topology is that of the devices at hand; md.Mesh(..., topology=) states another"
             ) from None
         return replace(self, mesh=mesh, notes=(found.note,) if found.note else ())
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether the step's ``jax.checkpoint`` stays as written; a plan runs the program that it was made for."""
+        return self.remat != "replace" if self.plan is None else self.plan.checkpoints
 
     def as_given(self, given: GivenLayouts) -> "Options":
         """Return the same with arguments pinned as they lie."""

@@ -304,7 +304,7 @@ def _moved_or_not(
     moving = "1 input" if count == 1 else f"{count} inputs"
     if isinstance(moved.outcome, MemoryLimitError):
         if isinstance(best.outcome, MemoryLimitError) and by_need(moved) < by_need(best):
-            again = " and activations computed again (remat='auto')" if moved.remat else ""
+            again = f" and activations computed again ({_asked(best)})" if moved.remat else ""
             text = f"that is with {moving} in the host's memory (host='auto'){again}; a plan without needs more"
             error = MemoryLimitError("\n".join((str(moved.outcome), text)))
             error.least = moved.outcome.least
@@ -340,17 +340,22 @@ def _with_or_without(best: "Variant", again: "Variant | None", clock: Deadline) 
             why = "the fastest plan that keeps everything fits the memory, and no choice promises a faster one"
         elif isinstance(best.outcome, SearchResult) and clock.has_stopped:
             why = "the time limit was up before recomputation was tried"
-        return best, [f"nothing is computed again: {why} (remat='auto')"]
+        return best, [f"nothing is computed again: {why} ({_asked(best)})"]
     why = "has effects and runs once: its results are kept"
     once = [f"{op.name} at {op.source} {why}" for op in kept_effects(best.program)]
     if again.seconds < best.seconds:
         return again, once
     if isinstance(best.outcome, MemoryLimitError):
-        text = "that is with activations computed again (remat='auto'); a plan that keeps them all needs more"
+        text = f"that is with activations computed again ({_asked(best)}); a plan that keeps them all needs more"
         error = MemoryLimitError("\n".join((str(again.outcome), text, *once)))
         error.least = again.outcome.least if isinstance(again.outcome, MemoryLimitError) else 0
         return replace(again, outcome=error), once
-    return best, [f"nothing is computed again (remat='auto'): {best}; with the best choice found, {again}"]
+    return best, [f"nothing is computed again ({_asked(best)}): {best}; with the best choice found, {again}"]
+
+
+def _asked(variant: "Variant") -> str:
+    """Return the option by which the planner chooses what is computed again."""
+    return f"remat={'auto' if variant.program.checkpoints else 'replace'!r}"
 
 
 def least_variant_seconds(program: TracedProgram, mesh: Mesh, limits: SearchLimits = DEFAULT_LIMITS) -> float:

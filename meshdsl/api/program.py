@@ -50,7 +50,7 @@ class Program:
       axis_names: mesh axes by the axis names of the step's collectives, as in ``parallelize``.
       constraints: what shardings of jax inside the step do, as in ``parallelize``.
       uneven: what becomes of pins that do not divide, as in ``parallelize``.
-      remat: whether the planner chooses what the backward pass computes again, as in ``parallelize``.
+      remat: who chooses what the backward pass computes again, as in ``parallelize``.
       host: whether the planner chooses what lives in the host's memory, as in ``parallelize``.
 
     Raises:

@@ -130,7 +130,8 @@ def parallelize(
       remat: what the backward pass computes again instead of keeping it. ``"off"``, the default: what the step says by
         ``jax.checkpoint``. ``"auto"``: besides, residuals that the planner chooses, if the fastest plan that keeps them
         all exceeds the memory and a plan that computes some again is the fastest of those that fit
-        (``plan.recomputation``, ``plan.waterfall``).
+        (``plan.recomputation``, ``plan.waterfall``). ``"replace"``: likewise, but the step's own ``jax.checkpoint`` is
+        taken out first, with its policies, so that the planner alone chooses; a note in the plan names its lines.
       host: which arguments live in the host's memory. ``"off"``, the default: those that ``layouts=`` puts there
         (``@host``). ``"auto"``: besides, those that the planner chooses, if the fastest plan without that exceeds the
         memory and one with it is the fastest of those that fit (``plan.host``, ``plan.waterfall``).
@@ -276,8 +277,8 @@ class Sharded(Generic[Params, Result]):
         """Return the same step under other pins, planned in a fraction of the time from where this plan was found.
 
         The step is not traced again, and cost tables are shared. The plan is not improved in rounds, so ``plan.gap``
-        may be larger than that of a step that is parallelized anew. With ``remat="auto"`` or ``host="auto"`` it is
-        planned anew.
+        may be larger than that of a step that is parallelized anew. With ``remat=`` or ``host="auto"`` it is planned
+        anew.
 
         Args:
           layouts: pins by globs, as ``parallelize`` takes them; one of the same glob is replaced, None removes it.
@@ -290,7 +291,8 @@ class Sharded(Generic[Params, Result]):
         """
         changed = parse_pin_changes(layouts, self.options.layouts, self.options.mesh)
         other = Sharded(self.step, replace(self.options, plan=None, layouts=changed))
-        other._traced = self._traced
+        if other.options.keeps_checkpoints == self.options.keeps_checkpoints:
+            other._traced = self._traced
         found = {key: stages.new_plan for key, stages in self._stages.items()}
         other._starts = self._starts | {key: planned for key, planned in found.items() if planned is not None}
         return other

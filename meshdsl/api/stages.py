@@ -78,11 +78,14 @@ def trace_for(
       TraceError: the step cannot be traced, or its ``in_specs`` are inferred from types.
     """
     keep_cuts, keep = bool(options.pipeline and options.pipeline.axis), options.constraints == "keep"
+    checkpoints, roundness = options.keeps_checkpoints, Roundness.of(options.mesh.sizes)
     inside, shapes = options.rules.inside, kind.shapes()
     untyped, typed = (replace(call, leaves=tuple(leaves)) for leaves in (shapes, map(typed_shape, call.leaves, shapes)))
 
     def trace(call: Call) -> tuple[DeviceMap | None, TracedProgram]:
-        run = partial(trace_call, step, call, inside, keep_cuts, keep=keep, roundness=Roundness.of(options.mesh.sizes))
+        run = partial(
+            trace_call, step, call, inside, keep_cuts, keep=keep, roundness=roundness, checkpoints=checkpoints
+        )
         return trace_found(lambda devices: run(devices=devices), options, call)
 
     try:
@@ -213,7 +216,7 @@ class CallStages:
         o = self.options
         if o.plan is not None:
             return self._check_given_plan(o.plan)
-        start = None if o.pipeline or self.uneven or "auto" in (o.remat, o.host) else self.start
+        start = None if o.pipeline or self.uneven or (o.remat, o.host) != ("off", "off") else self.start
         if start is not None and (found := start.replan(self.user_pins)):
             return found
         if self.former is not None:
@@ -222,7 +225,7 @@ class CallStages:
 
     def _plan(self, pins: UserPins, memory: float | None = None) -> PlannedProgram:
         o = self.options
-        limits, remat, memory = EFFORTS[o.effort], o.remat == "auto", o.memory if memory is None else memory
+        limits, remat, memory = EFFORTS[o.effort], o.remat != "off", o.memory if memory is None else memory
         if o.host == "auto" and not o.mesh.topology.host_memory:
             raise ArgumentError(f"host='auto': {no_host_memory(o.mesh.topology)}")
         return plan_best_variant(

@@ -56,7 +56,11 @@ Recompute = Annotated[
 ]
 RematWord = Annotated[
     str | None,
-    typer.Option("--remat", help="let the planner choose what to recompute: off or auto; default: the program's"),
+    typer.Option(
+        "--remat",
+        help="let the planner choose what to recompute: off, auto, or replace, without the program's own "
+        "jax.checkpoint; default: the program's",
+    ),
 ]
 HostWord = Annotated[
     str | None,

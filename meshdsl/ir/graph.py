@@ -227,6 +227,7 @@ class TracedProgram:
       notes: remarks for the reader of the plan.
       warnings: those of the notes by which the program means something else than the step says.
       roundness: which lengths the mesh divides, by which its dims were aligned.
+      checkpoints: the step's ``jax.checkpoint`` is as it was written; else it has been taken out.
       spread: it contains shardings or shard_maps of jax's own, so that it runs only on several devices.
       pipeline: its microbatches and pipeline stages, if it has any.
       unstaged: its graph before it was cut into pipeline stages, the whole batch at once; None without stages.
@@ -242,6 +243,7 @@ class TracedProgram:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     roundness: Roundness = POWERS_OF_TWO
+    checkpoints: bool = True
     spread: bool = False
     pipeline: Pipelined | None = None
     unstaged: Graph | None = None

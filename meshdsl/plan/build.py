@@ -77,6 +77,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         timing=Lazy(timing),
         jax=jax.__version__,
         host=host_memory(program, solution, pins, times),
+        checkpoints=program.checkpoints,
     )
 
 

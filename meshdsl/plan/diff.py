@@ -139,7 +139,8 @@ def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
 def _form(plan: PlanData) -> tuple[object, ...]:
     """On what the fingerprint of one program depends."""
     hosted = tuple(array.path for array in plan.host.arrays) if plan.host else ()
-    return plan.padded, plan.regions, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh), hosted
+    padded = plan.padded, plan.regions, plan.checkpoints
+    return *padded, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh), hosted
 
 
 def _takes(plan: PlanData) -> list[tuple[object, ...]]:

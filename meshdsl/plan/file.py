@@ -172,6 +172,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: tuple[tuple[int, tuple[Collective, ...]], ...] = ()
     rings: tuple[RingRecord, ...] = ()
     recomputation: Recomputation | None = None
+    checkpoints: bool = True
     effort: str = PROVE
     host: HostMemory | None = None
     compiled: str = ""
@@ -280,7 +281,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
     lacking |= {"exposed": not plan.exposed, "buckets": not s.buckets, "parts": not given["parts"]}
     lacking |= {"rings": not s.rings, "recomputation": plan.recomputation is None, "effort": plan.effort == PROVE}
-    lacking |= {"host": plan.host is None, "compiled": not plan.compiled}
+    lacking |= {"host": plan.host is None, "compiled": not plan.compiled, "checkpoints": plan.checkpoints}
     lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}

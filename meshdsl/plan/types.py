@@ -334,7 +334,8 @@ class PlanData:
       timing: ``spans``, ``simulated_seconds``, ``exposed`` and ``utilization``, computed when one is first used.
       jax: version of jax that traced the step, which does not make plans unequal; empty in older files.
       prefetched: the loops that send collectives ahead or behind, in program order.
-      recomputation: what the backward pass computes again, if ``remat="auto"`` chose anything.
+      recomputation: what the backward pass computes again, if the planner chose anything.
+      checkpoints: the step's ``jax.checkpoint`` is as written; else it was taken out (``remat="replace"``).
       effort: with which the step was planned, which does not make plans unequal either.
       host: what is kept in the host's memory, if anything.
       compiled: of the record of a compiled program (``meshdsl.plan.compiled``), the compiler; empty for plans.
@@ -357,6 +358,7 @@ class PlanData:
     jax: str = field(default="", compare=False)
     prefetched: tuple[PrefetchedLoop, ...] = ()
     recomputation: Recomputation | None = None
+    checkpoints: bool = True
     effort: str = field(default=PROVE, compare=False)
     host: HostMemory | None = None
     compiled: str = ""

@@ -12,8 +12,9 @@
    ``composites`` has the JAX code of composite primitives that do not carry it with them.
    ``source`` gives each operation the user's line; ``shardings`` of jax become layouts; ``shard_maps`` reads the user's
    ``jax.shard_map``.
-4. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.
-5. ``annotate``    writes how often each body runs and the phase of each operation, and numbers values and operations.
+4. ``checkpoints`` takes the user's ``jax.checkpoint`` out, if asked.
+5. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.
+6. ``annotate``    writes how often each body runs and the phase of each operation, and numbers values and operations.
 
 A trace knows of the mesh only which lengths it divides (``layouts.roundness``), and one serves all meshes whose sizes
 are powers of two, unless the step is written for one device.
@@ -33,12 +34,13 @@ from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
 from meshdsl.nd.named_array import pinning
 from meshdsl.trace.annotate import annotate
 from meshdsl.trace.arguments import Call, check_captured, flatten_call
+from meshdsl.trace.checkpoints import CheckpointsTaken, without_checkpoints
 from meshdsl.trace.device_axes import DeviceMap
 from meshdsl.trace.diagnostics import check_opaque, note_constraints, translate_trace_errors
 from meshdsl.trace.leaves import typed_leaf
 from meshdsl.trace.lost_changes import check_nothing_lost
 from meshdsl.trace.passes import run_passes
-from meshdsl.trace.passes.canonicalize import remove_stages, remove_stated
+from meshdsl.trace.passes.canonicalize import remove_identities, remove_stages, remove_stated
 from meshdsl.trace.pure_step import PureStep
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from meshdsl.trace.shard_maps import check_shard_maps
@@ -61,6 +63,7 @@ def trace(
     cuts: bool = False,
     keep: bool = True,
     roundness: Roundness = POWERS_OF_TWO,
+    checkpoints: bool = True,
 ) -> TracedProgram:
     """Returns the program of one call ``step(*args, **kwargs)``.
 
@@ -72,13 +75,14 @@ def trace(
       cuts: keep ``md.stage``, which marks where a pipeline's stages end.
       keep: constraints that jax's own functions state are kept; else they are ignored, with a note.
       roundness: which lengths the mesh divides.
+      checkpoints: the step's ``jax.checkpoint`` stays as written; else it is taken out, with a note.
 
     Raises:
       TraceError: arguments that are neither arrays nor static, a step that needs values while it is traced, or that
         changes in place what a call cannot give back.
     """
     call = flatten_call(step, args, kwargs, static_argnums, static_argnames)
-    return trace_call(step, call, inside, cuts, keep=keep, roundness=roundness)
+    return trace_call(step, call, inside, cuts, keep=keep, roundness=roundness, checkpoints=checkpoints)
 
 
 @gc_paused
@@ -91,6 +95,7 @@ def trace_call(
     keep: bool = True,
     *,
     roundness: Roundness,
+    checkpoints: bool = True,
 ) -> TracedProgram:
     """Returns the program of a call that has been flattened; other arguments are those of ``trace``.
 
@@ -112,20 +117,22 @@ def trace_call(
     check_shard_maps(call.name, traced)
 
     # passes, annotations
-    graph = annotate(run_passes(traced, roundness))
+    found = CheckpointsTaken(traced, (), ()) if checkpoints else without_checkpoints(remove_identities(traced))
+    graph = annotate(run_passes(found.graph, roundness))
     ignored, unread = note_constraints(read, traced, graph)
     shared = call.objects.aliases()
     inputs = map(typed_leaf, call.paths, closed.in_avals, call.dims)
     return TracedProgram(
         graph,
         inputs=tuple(replace(leaf, aliases=shared.get(i, ())) for i, leaf in enumerate(inputs)),
-        outputs=tuple(typed_leaf(found.path, x, found.dims) for found, x in zip(pure.outputs, results, strict=True)),
+        outputs=tuple(typed_leaf(each.path, x, each.dims) for each, x in zip(pure.outputs, results, strict=True)),
         in_tree=call.tree,
         out_tree=pure.out_tree,
         name=call.name,
         held=pure.held,
-        notes=[*notes, *ignored, *unread],
+        notes=[*notes, *ignored, *unread, *found.notes],
         warnings=[*notes, *ignored],
         roundness=roundness,
+        checkpoints=not found.taken,
         spread=any(op.name in BOUNDARY or "by" in op.params or is_stated(op) for _, op in walk(read)),
     )

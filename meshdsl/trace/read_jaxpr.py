@@ -429,11 +429,17 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 REMATTED = "rematted_computation"  # in the name stack of what ``jax.checkpoint`` computes again
 RECOMPUTED = "recomputed"  # last part of the name stack of barriers in front of what the planner has computed again
+CHECKPOINTED = "checkpointed"  # likewise of barriers in front of what ``jax.checkpoint`` computes again
 
 
 def starts_recomputation(op: Op) -> bool:
     """Return whether an operation is the barrier in front of what the planner has computed again."""
     return op.name == "optimization_barrier" and op.scope.endswith(f"/{RECOMPUTED}")
+
+
+def starts_checkpoint(op: Op) -> bool:
+    """Return whether an operation is the barrier in front of what ``jax.checkpoint`` computes again."""
+    return op.name == "optimization_barrier" and op.scope.endswith(f"/{CHECKPOINTED}")
 
 
 # ---- Shardings -------------------------------------------------------------------------------------------------------
@@ -514,7 +520,8 @@ def _remat(site: CallSite) -> Sequence[Atom]:
     hidden: Iterable[bool] = asked if isinstance(asked, tuple) else repeat(bool(asked))
     if not params.get("differentiated", False):
         return _inlined(site, site.inputs)
-    return _inlined(site, [_barrier(site, x) if hide else x for x, hide in zip(site.inputs, hidden, strict=False)])
+    front = site._replace(place=site.place._replace(scope=f"{site.place.scope}/{CHECKPOINTED}"))
+    return _inlined(site, [_barrier(front, x) if hide else x for x, hide in zip(site.inputs, hidden, strict=False)])
 
 
 @reader("optimization_barrier")

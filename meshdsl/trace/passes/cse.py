@@ -98,10 +98,14 @@ def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
     return "slice", root, starts, tuple(k for k, n in zip(strides, shape, strict=True) if n > 1), shape, op.manual
 
 
-def expression(op: Op) -> Any:
-    """Returns a hashable key that is equal for operations that compute the same."""
+def expression(op: Op, always: bool = False) -> Any:
+    """Returns a hashable key that is equal for operations that compute the same.
+
+    Args:
+      always: also if both have to stay: barriers and operations with effects.
+    """
     apart = op.name in ("return", "optimization_barrier")
-    return id(op) if apart or op.effects else _key(op, {})
+    return id(op) if (apart or op.effects) and not always else _key(op, {})
 
 
 def _key(op: Op, numbers: Mapping[int, int]) -> Any:
