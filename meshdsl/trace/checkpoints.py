@@ -38,6 +38,7 @@ from meshdsl.ir.graph import Atom, Graph, Literal, Op, Source, Value, walk
 from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
 from meshdsl.ir.rewrite import Table, fresh_ids, look_up, new_value, returning, substitute, values, with_ops
 from meshdsl.trace.passes.cse import expression
+from meshdsl.trace.passes.dce import dce
 from meshdsl.trace.read_jaxpr import REMATTED, starts_checkpoint
 
 _TRANSPOSED = "transpose("
@@ -74,7 +75,7 @@ def without_checkpoints(graph: Graph) -> CheckpointsTaken:
     if not barred and not _recomputes(graph):
         return CheckpointsTaken(graph, (), ())
     remover = _Remover(fresh_ids(graph))
-    made = remover.level(_without_identities(graph))
+    made = dce(remover.level(_without_identities(graph)))
     taken = tuple(dict.fromkeys(map(str, [*barred, *remover.taken])))
     return CheckpointsTaken(made, taken, tuple(dict.fromkeys(remover.kept)))
 
@@ -240,7 +241,6 @@ class _Loop:
         self._inputs, self._outputs = list(op.inputs), list(op.outputs)
         self._ports = list(loop_ports(op))
         self._bodies: list[_LoopBody] = []
-        self._invariants: dict[int, bool] = {}
         self._copies: Table = {}  # of invariants, in front of the loop
 
     @property
@@ -308,15 +308,14 @@ class _Loop:
             return (self.bodies[0].returned[stacked.outputs[0][1]],)
         if isinstance(x, Literal):
             return (x,) * len(self.bodies)
-        key = self._key(role, x)
-        port = next(
-            (p for p in self._ports if p.role is role and self._key(role, self._inputs[p.operand]) == key), None
-        )
+        key, ports = self._key(role, x), (port for port in self._ports if port.role is role)
+        port = next((port for port in ports if self._key(role, self._inputs[port.operand]) == key), None)
         if port is None:
             if not self._reaches(x):
                 return None
             shape = x.shape[1:] if role is PortRole.SLICE else x.shape
-            where = tuple(body.add_input(Value(next(self.outside.ids), shape, x.dtype)) for body in self.bodies)
+            inputs = [Value(next(self.outside.ids), shape, x.dtype) for _ in self.bodies]
+            where = tuple(body.add_input(v, role) for body, v in zip(self.bodies, inputs, strict=True))
             port = LoopPort(role, len(self._inputs), tuple(enumerate(where)))
             self._inputs.append(x)
             self._ports.append(port)
@@ -325,9 +324,8 @@ class _Loop:
     def find_in_front(self, op: Op, b: int) -> tuple[Atom, ...] | None:
         """Returns what body ``b`` has for the results of an equal operation in front of the loop, if there is one."""
         role = PortRole.OPERAND if self.op.name == "cond" else PortRole.CONST
-        given = {
-            self.bodies[b].inputs[p.inputs[b][1]].id: self._inputs[p.operand] for p in self._ports if p.role is role
-        }
+        ports = (port for port in self._ports if port.role is role)
+        given = {self.bodies[b].inputs[port.inputs[b][1]].id: self._inputs[port.operand] for port in ports}
         if any(x.id not in given for x in values(op.inputs)):
             return None
         found = self.outside.find(substitute(op, given))
@@ -339,24 +337,14 @@ class _Loop:
         body, origin = self.bodies[0], self._origin(x)
         if origin is not None and origin.role in (PortRole.CONST, PortRole.SLICE):
             return origin.role, self._inputs[origin.operand]
-        if self._is_invariant(x):
+        if body.is_invariant(x):
             return PortRole.CONST, self._invariant(x)
-        return PortRole.SLICE, self._result(PortRole.STACK, (body.first(x),), (self.op.params["length"], *x.shape))
+        return PortRole.SLICE, self._result(PortRole.STACK, (x,), (self.op.params["length"], *x.shape))
 
     def _origin(self, x: Value) -> LoopPort | None:
         """The port by which a value comes into the body of a scan."""
         inputs = self.bodies[0].inputs
         return next((p for p in self._ports for _, i in p.inputs if inputs[i].id == x.id), None)
-
-    def _is_invariant(self, x: Value) -> bool:
-        """Whether a value of the body of a scan is the same in every iteration."""
-        if x.id not in self._invariants:
-            op, origin = self.bodies[0].makers.get(x.id), self._origin(x)
-            if op is None:
-                self._invariants[x.id] = origin is not None and origin.role is PortRole.CONST
-            else:
-                self._invariants[x.id] = not op.effects and all(map(self._is_invariant, values(op.inputs)))
-        return self._invariants[x.id]
 
     def _invariant(self, x: Value) -> Atom:
         """The same value in the graph around the loop, computed there in front of it."""
@@ -372,6 +360,7 @@ class _Loop:
 
     def _result(self, role: PortRole, inside: tuple[Atom, ...], shape: tuple[int, ...]) -> Value:
         """The result of the loop that is this in each body; the stack of it, of a scan."""
+        inside = tuple(body.first(x) for body, x in zip(self.bodies, inside, strict=True))
         for port in self._ports:
             mine = [self.bodies[b].first(self.bodies[b].returned[j]) for b, j in port.outputs]
             if port.role is role and all(map(_is_same, mine, inside)):
@@ -443,7 +432,7 @@ class _Loop:
                     (p for p in self._ports if p.role is port.role and p.result == pairs.get(port.result)), None
                 )
                 body = self.bodies[0]
-                i = mine.inputs[0][1] if mine else body.add_input(new_value(own, self.outside.ids))
+                i = mine.inputs[0][1] if mine else body.add_input(new_value(own, self.outside.ids), port.role)
                 tables[0][own.id] = body.inputs[i]
         return tables
 
@@ -488,11 +477,13 @@ class _LoopBody(_Home):
         super().__init__(graph, loop.outside.ids)
         self._loop, self._number = loop, number
         self.inputs, self.returned = list(graph.inputs), list(graph.returned)
+        given = (i for port in loop_ports(loop.op) if port.invariant for b, i in port.inputs if b == number)
+        self._invariant = {graph.inputs[i].id for i in given}
 
     def find(self, op: Op) -> Sequence[Atom] | None:
         """Returns the results of an equal operation, in the body or, if it is invariant, in front of the loop."""
         found = super().find(op)
-        if found is None and not op.effects:
+        if found is None and not op.effects and all(map(self.is_invariant, values(op.inputs))):
             found = self._loop.find_in_front(op, self._number)
         return found
 
@@ -501,9 +492,19 @@ class _LoopBody(_Home):
         for op in self.graph.ops[:-1]:
             self.append(op)
 
-    def add_input(self, value: Value) -> int:
+    def _enter(self, op: Op, position: Position) -> None:
+        super()._enter(op, position)
+        if not op.effects and all(map(self.is_invariant, values(op.inputs))):
+            self._invariant.update(v.id for v in op.outputs)
+
+    def is_invariant(self, x: Value) -> bool:
+        """Returns whether a value is the same in every iteration."""
+        return x.id in self._invariant
+
+    def add_input(self, value: Value, role: PortRole) -> int:
         """Adds an input; returns its position."""
         self.inputs.append(value)
+        self._invariant |= {value.id} if role in (PortRole.CONST, PortRole.OPERAND) else set()
         self.position[value.id] = _INPUT
         return len(self.inputs) - 1
 
@@ -597,8 +598,21 @@ class _Backward:
             self.remover.kept.append(f"{op.called} at {op.source} is still computed again: {why}")
         elif op.bodies and any(map(_recomputes, op.bodies)):
             op = self._without_inside(op)
+        elif op.name == "enter_shard_map":
+            self._enter_again(op)
         self.home.cursor = _INPUT
         return [self.reading(op)]
+
+    def _enter_again(self, op: Op) -> None:
+        """Notes what the forward pass has of blocks that the backward pass enters: left there, or entered as well."""
+        if op.inputs[0].id not in self.known:
+            return
+        read = substitute(op, self.known)
+        left, entered = self.home.makers.get(read.inputs[0].id), self.home.find(read)
+        if left is not None and left.name == "leave_shard_map" and left.params == op.params:
+            self.known[op.outputs[0].id] = self.home.first(left.inputs[0])
+        elif entered is not None:
+            self.known[op.outputs[0].id] = entered[0]
 
     def _obstacle(self, op: Op) -> str:
         """Why an operation cannot move; empty if it can."""
