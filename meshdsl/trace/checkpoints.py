@@ -37,7 +37,7 @@ from meshdsl.errors import shortened
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Source, Value, walk
 from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
 from meshdsl.ir.rewrite import Table, fresh_ids, look_up, new_value, returning, substitute, values, with_ops
-from meshdsl.trace.passes.cse import expression
+from meshdsl.trace.passes.cse import expression, identity
 from meshdsl.trace.passes.dce import dce
 from meshdsl.trace.read_jaxpr import REMATTED, starts_checkpoint
 
@@ -170,7 +170,7 @@ class _Home:
         if found is not None:
             self.cursor = max([self.position[v.id] for v in values(found)], default=self.cursor)
             return found
-        loop = self.loop_for(op, op.inputs) if op.bodies else None
+        loop = self.loop_for(op, op.inputs, is_whole=True) if op.bodies else None
         if loop is not None:
             self.cursor = loop.position
             return loop.move_in(op)
@@ -181,14 +181,16 @@ class _Home:
         self._enter(op, self.cursor)
         return op.outputs
 
-    def loop_for(self, op: Op, operands: Sequence[Atom | None]) -> "_Loop | None":
+    def loop_for(self, op: Op, operands: Sequence[Atom | None], is_whole: bool) -> "_Loop | None":
         """Returns the loop or conditional that reads and stacks most of what ``op`` reads; None if none does.
 
         Args:
           operands: of ``op``, as values of this graph, as far as it knows them.
+          is_whole: all of ``op`` is to move there.
         """
-        best = max(self._loops.values(), key=lambda loop: loop.likeness(op, operands), default=None)
-        return best if best and best.likeness(op, operands) else None
+        alike = ((loop.likeness(op, operands, is_whole), loop) for loop in self._loops.values())
+        count, best = max(alike, key=lambda each: each[0], default=(0, None))
+        return best if count else None
 
     def made(self) -> tuple[Op, ...]:
         """Returns all operations, those that moved among them."""
@@ -241,6 +243,10 @@ class _Loop:
         self._inputs, self._outputs = list(op.inputs), list(op.outputs)
         self._ports = list(loop_ports(op))
         self._bodies: list[_LoopBody] = []
+        stacks = (port for port in self._ports if port.role is PortRole.STACK)
+        self._stacks = {op.outputs[port.result].id: port for port in stacks}
+        self._origins: dict[int, LoopPort] = {}  # per input of a body, the port by which it comes in
+        self._results: dict[Any, Value] = {}  # per values that the bodies return
         self._copies: Table = {}  # of invariants, in front of the loop
 
     @property
@@ -258,24 +264,30 @@ class _Loop:
                         body.merge(body.inputs[i], x if isinstance(x, Literal) else body.inputs[j])
             for body in self._bodies:
                 body.read()
+            for port in self._ports:
+                self._origins.update((self._bodies[b].inputs[i].id, port) for b, i in port.inputs)
+                inside = tuple(self._bodies[b].returned[j] for b, j in port.outputs)
+                if port.role in (PortRole.STACK, PortRole.RESULT):
+                    self._results.setdefault(self._result_key(inside), self._outputs[port.result])
         return self._bodies
 
     def _key(self, role: PortRole, operand: Atom) -> Any:
-        x = self.outside.first(operand)
-        return role, x.id if isinstance(x, Value) else (str(x.dtype), np.asarray(x.value).tobytes())
+        return role, identity(self.outside.first(operand))
 
-    def likeness(self, op: Op, operands: Sequence[Atom | None]) -> int:
+    def _result_key(self, inside: Sequence[Atom]) -> Any:
+        return tuple(identity(body.first(x)) for body, x in zip(self.bodies, inside, strict=True))
+
+    def likeness(self, op: Op, operands: Sequence[Atom | None], is_whole: bool) -> int:
         """Returns how many operands of an operation this one reads alike or stacks; 0 if ``op`` is no such loop.
 
         Args:
-          operands: of ``op``, as values of the graph around this loop; None for those that are not known there. If all
-            are known, ``op`` is to move in as a whole.
+          operands: of ``op``, as values of the graph around this loop; None for those that are not known there.
+          is_whole: all of ``op`` is to move in.
         """
         if op.name != self.op.name or len(op.bodies) != len(self.op.bodies):
             return 0
         if op.name == "scan" and op.params["length"] != self.op.params["length"]:
             return 0
-        is_whole = None not in operands
         if is_whole and op.name == "scan" and op.params["reverse"] != self.op.params["reverse"]:
             return 0
         mine = {self._key(port.role, self._inputs[port.operand]) for port in self._ports if port.operand >= 0}
@@ -298,8 +310,7 @@ class _Loop:
         """The port by which the loop itself stacks what is to be read slice by slice."""
         if role is not PortRole.SLICE or not isinstance(x, Value):
             return None
-        stacks = (port for port in self._ports if port.role is PortRole.STACK)
-        return next((port for port in stacks if self._outputs[port.result].id == x.id), None)
+        return self._stacks.get(x.id)
 
     def inside(self, role: PortRole, x: Atom) -> tuple[Atom, ...] | None:
         """Returns what each body has for a value of the graph around it; None if that is not there before the loop."""
@@ -319,6 +330,7 @@ class _Loop:
             port = LoopPort(role, len(self._inputs), tuple(enumerate(where)))
             self._inputs.append(x)
             self._ports.append(port)
+            self._origins.update((self.bodies[b].inputs[i].id, port) for b, i in port.inputs)
         return tuple(self.bodies[b].first(self.bodies[b].inputs[i]) for b, i in port.inputs)
 
     def find_in_front(self, op: Op, b: int) -> tuple[Atom, ...] | None:
@@ -334,22 +346,17 @@ class _Loop:
 
     def outside_of(self, x: Value) -> tuple[PortRole, Atom]:
         """Returns how another scan reads a value of the body, and of which value around the loops."""
-        body, origin = self.bodies[0], self._origin(x)
+        body, origin = self.bodies[0], self._origins.get(x.id)
         if origin is not None and origin.role in (PortRole.CONST, PortRole.SLICE):
             return origin.role, self._inputs[origin.operand]
         if body.is_invariant(x):
             return PortRole.CONST, self._invariant(x)
         return PortRole.SLICE, self._result(PortRole.STACK, (x,), (self.op.params["length"], *x.shape))
 
-    def _origin(self, x: Value) -> LoopPort | None:
-        """The port by which a value comes into the body of a scan."""
-        inputs = self.bodies[0].inputs
-        return next((p for p in self._ports for _, i in p.inputs if inputs[i].id == x.id), None)
-
     def _invariant(self, x: Value) -> Atom:
         """The same value in the graph around the loop, computed there in front of it."""
         if x.id not in self._copies:
-            op, origin = self.bodies[0].makers.get(x.id), self._origin(x)
+            op, origin = self.bodies[0].makers.get(x.id), self._origins.get(x.id)
             if origin is not None:
                 self._copies[x.id] = self._inputs[origin.operand]
             elif op is not None:
@@ -360,14 +367,15 @@ class _Loop:
 
     def _result(self, role: PortRole, inside: tuple[Atom, ...], shape: tuple[int, ...]) -> Value:
         """The result of the loop that is this in each body; the stack of it, of a scan."""
-        inside = tuple(body.first(x) for body, x in zip(self.bodies, inside, strict=True))
-        for port in self._ports:
-            mine = [self.bodies[b].first(self.bodies[b].returned[j]) for b, j in port.outputs]
-            if port.role is role and all(map(_is_same, mine, inside)):
-                return self._outputs[port.result]
-        made = Value(next(self.outside.ids), shape, inside[0].dtype)
+        key = self._result_key(inside)
+        if key in self._results:
+            return self._results[key]
+        made = self._results[key] = Value(next(self.outside.ids), shape, inside[0].dtype)
         where = tuple(body.add_returned(x) for body, x in zip(self.bodies, inside, strict=True))
-        self._ports.append(LoopPort(role, outputs=tuple(enumerate(where)), result=len(self._outputs)))
+        port = LoopPort(role, outputs=tuple(enumerate(where)), result=len(self._outputs))
+        if role is PortRole.STACK:
+            self._stacks[made.id] = port
+        self._ports.append(port)
         self._outputs.append(made)
         self.outside.position[made.id] = self.position
         return made
@@ -389,7 +397,7 @@ class _Loop:
                 (port.result, mine)
                 for port in ports
                 if port.role is PortRole.CARRY and (mine := pairs.get(port.result)) is not None
-                if not _is_same(ends[0][port.outputs[0][1]], self._carried(carries[mine]))
+                if identity(ends[0][port.outputs[0][1]]) != self._carried(carries[mine])
             ]
             if not wrong:
                 break
@@ -413,8 +421,9 @@ class _Loop:
                 found.update({} if first is None else {port.result: first})
         return found
 
-    def _carried(self, port: LoopPort) -> Atom:
-        return self.bodies[0].first(self.bodies[0].returned[port.outputs[0][1]])
+    def _carried(self, port: LoopPort) -> Any:
+        """The identity of the next value of a carry."""
+        return identity(self.bodies[0].first(self.bodies[0].returned[port.outputs[0][1]]))
 
     def _read_alike(self, op: Op, pairs: dict[int, int]) -> list[Table]:
         """Per body, what the bodies here have for the inputs of those of ``op``."""
@@ -517,12 +526,6 @@ class _LoopBody(_Home):
         """Returns the body with all that was added."""
         graph = replace(self.graph, inputs=tuple(self.inputs), ops=(*self.made(), self.graph.ops[-1]))
         return returning(graph, self.returned)
-
-
-def _is_same(x: Atom, y: Atom) -> bool:
-    if isinstance(x, Value) or isinstance(y, Value):
-        return x is y
-    return x.dtype == y.dtype and np.asarray(x.value).tobytes() == np.asarray(y.value).tobytes()
 
 
 def _move_all(ops: Sequence[Op], home: _Home, known: Table) -> None:
@@ -630,7 +633,7 @@ class _Backward:
     def _without_inside(self, op: Op) -> Op:
         """Returns a scan of the backward pass whose recomputation has moved to the one of the forward pass."""
         operands = [self.known.get(x.id) if isinstance(x, Value) else x for x in op.inputs]
-        loop = self.home.loop_for(op, operands) if op.name == "scan" else None
+        loop = self.home.loop_for(op, operands, is_whole=False) if op.name == "scan" else None
         if loop is None:
             found = next(each for body in op.bodies for _, each in walk(body) if REMATTED in each.scope)
             why = f"no loop of the forward pass belongs to the {op.name} around it"

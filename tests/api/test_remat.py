@@ -143,11 +143,43 @@ def test_where_nothing_fits_the_error_says_the_least_with_recomputation():
     assert re.fullmatch(r"io_callback at test_remat.py:\d+ has effects and runs once: its results are kept", last)
 
 
-def test_remat_is_off_or_auto():
-    with pytest.raises(md.ArgumentError, match="remat: 'atuo' is not 'off' or 'auto'; did you mean 'auto'"):
+def test_remat_is_a_word():
+    with pytest.raises(
+        md.ArgumentError, match="remat: 'atuo' is not 'off' or 'auto' or 'replace'; did you mean 'auto'"
+    ):
         sharded(scanned, remat="atuo")
-    with pytest.raises(md.ArgumentError, match="remat: True is not 'off' or 'auto'"):
+    with pytest.raises(md.ArgumentError, match="remat: 'replaced' is not .*; did you mean 'replace'"):
+        sharded(scanned, remat="replaced")
+    with pytest.raises(md.ArgumentError, match="remat: True is not 'off' or 'auto' or 'replace'"):
         md.Program(scanned, (), remat=True)
+
+
+def test_replace_plans_the_step_as_if_it_had_no_checkpoint(tmp_path):
+    def step(mark):
+        once = mark(lambda x, w: jax.nn.gelu(jnp.sin(x @ w)))
+        run = lambda weights, x: jax.lax.scan(lambda x, w: (once(x, w), None), x, weights)[0]  # noqa: E731
+        return lambda weights, x: updated(lambda weights: (run(weights, x) ** 2).mean(), weights)
+
+    kept = jax.checkpoint_policies.dots_saveable
+    keys = jax.random.split(jax.random.key(0))
+    args = jax.random.normal(keys[0], (4, 64, 64)) / 8, jax.random.normal(keys[1], (256, 64))
+    checkpointed = step(partial(jax.checkpoint, policy=kept))
+    replacing = partial(md.parallelize, checkpointed, "data=4,model=2", {"x": "data=S(0)"})
+    plan = replacing(remat="replace").plan(*args)
+    plain = md.parallelize(step(lambda f: f), "data=4,model=2", {"x": "data=S(0)"}, remat="auto")
+    free = plain.plan(*args)
+    assert (plan.seconds, plan.memory) == pytest.approx((free.seconds, free.memory), rel=1e-9)
+    assert plan.recomputation.values and not plan.checkpoints and free.checkpoints
+    assert any(note.startswith("jax.checkpoint is taken out (remat='replace'): test_remat.py:") for note in plan.notes)
+
+    plan.save(tmp_path / "plan.json")
+    loaded = md.load_plan(tmp_path / "plan.json")
+    again = replacing(plan=loaded)
+    assert loaded == plan and again.plan(*args) == plan
+    found = again(*args)
+    assert jnp.array_equal(found, plain(*args))
+    assert jnp.allclose(found, jax.jit(checkpointed)(*args), rtol=1e-5, atol=1e-6)
+    assert md.parallelize(plain.step, "data=4,model=2", {"x": "data=S(0)"}, remat="replace").plan(*args) == free
 
 
 @swept("part", [0.98, 0.9], kept=(0.9,))

@@ -65,14 +65,14 @@ def _given_twice(inputs: Sequence[Value], operands: Sequence[Atom], carried: ran
     """Maps inputs to earlier ones with the same operand; a whole stack and its slices differ."""
     first: dict[Any, Value] = {}
     pairs = zip(inputs, operands, strict=True)
-    given = ((v, (_operand(x), i < carried.start)) for i, (v, x) in enumerate(pairs) if i not in carried)
+    given = ((v, (identity(x), i < carried.start)) for i, (v, x) in enumerate(pairs) if i not in carried)
     return {v.id: w for v, x in given if (w := first.setdefault(x, v)) is not v}
 
 
 def _each_once(op: Op) -> tuple[Op, Table]:
     """The sort without repeated operands, and what replaces the results of those."""
     places: dict[Any, int] = {}
-    at = [places.setdefault(_operand(x), i) for i, x in enumerate(op.inputs)]
+    at = [places.setdefault(identity(x), i) for i, x in enumerate(op.inputs)]
     if len(places) == len(at):
         return op, {}
     stay = [i == first for i, first in enumerate(at)]
@@ -83,12 +83,12 @@ def _each_once(op: Op) -> tuple[Op, Table]:
 
 def _has_one_case(op: Op, stated: Table) -> bool:
     """Whether all cases are one value, up to ``constrain``."""
-    return op.name == "select_n" and len({_operand(look_up(x, stated)) for x in op.inputs[1:]}) == 1
+    return op.name == "select_n" and len({identity(look_up(x, stated)) for x in op.inputs[1:]}) == 1
 
 
 def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
     """A key of the elements of the unsliced array that a slice takes; recorded in ``cuts`` for slices of its result."""
-    root, first, apart = cuts.get(getattr(op.inputs[0], "id", -1), (_operand(op.inputs[0]), (), ()))
+    root, first, apart = cuts.get(getattr(op.inputs[0], "id", -1), (identity(op.inputs[0]), (), ()))
     starts, strides = op.params["start_indices"], op.params["strides"] or (1,) * len(op.inputs[0].shape)
     first, apart = first or (0,) * len(starts), apart or (1,) * len(starts)
     starts = tuple(a + k * i for a, k, i in zip(first, apart, starts, strict=True))
@@ -110,7 +110,7 @@ def expression(op: Op, always: bool = False) -> Any:
 
 def _key(op: Op, numbers: Mapping[int, int]) -> Any:
     """The key of an operation, whose operands inside a body go by their numbers there."""
-    operands = [numbers.get(x.id, x.id) if isinstance(x, Value) else _operand(x) for x in op.inputs]
+    operands = [numbers.get(x.id, x.id) if isinstance(x, Value) else identity(x) for x in op.inputs]
     if op.name in _COMMUTATIVE:
         operands.sort(key=repr)
     bodies = tuple(map(_body_key, op.bodies))
@@ -125,7 +125,8 @@ def _body_key(body: Graph) -> Any:
     return types, tuple(_key(op, numbers) for op in body.ops)
 
 
-def _operand(x: Atom) -> Any:
+def identity(x: Atom) -> Any:
+    """Returns a hashable key that is equal for one value, and for numbers of the same bits and dtype."""
     return x.id if isinstance(x, Value) else (x.dtype, _scalar(x.value))
 
 
