@@ -148,7 +148,7 @@ def test_remat_is_a_word():
         md.ArgumentError, match="remat: 'atuo' is not 'off' or 'auto' or 'replace'; did you mean 'auto'"
     ):
         sharded(scanned, remat="atuo")
-    with pytest.raises(md.ArgumentError, match="remat: 'replaced' is not .*; did you mean 'replace'"):
+    with pytest.raises(md.ArgumentError, match=r"remat: 'replaced' is not .*; did you mean 'replace'"):
         sharded(scanned, remat="replaced")
     with pytest.raises(md.ArgumentError, match="remat: True is not 'off' or 'auto' or 'replace'"):
         md.Program(scanned, (), remat=True)
