@@ -126,7 +126,7 @@ class _Home:
         self._equal: dict[Any, tuple[Value, ...]] = {}  # per expression, its results
         self._ops: list[Op] = []
         self._moved: dict[int, list[Op]] = defaultdict(list)
-        self._loops: dict[int, _Loop] = {}  # by id of the operation object
+        self._loops: dict[int, _ForwardLoop] = {}  # by id of the operation object
 
     def first(self, x: Atom) -> Atom:
         """Returns the first value that is equal to a value of this graph."""
@@ -154,7 +154,7 @@ class _Home:
         for v, first in zip(op.outputs, found, strict=True) if found is not op.outputs else ():
             self.merge(v, first)
         if op.name in ("scan", "cond"):
-            self._loops[id(op)] = _Loop(op, position, self)
+            self._loops[id(op)] = _ForwardLoop(op, position, self)
 
     def _key(self, op: Op) -> Any:
         return expression(substitute(op, self._first), always=True)
@@ -181,7 +181,7 @@ class _Home:
         self._enter(op, self.cursor)
         return op.outputs
 
-    def loop_for(self, op: Op, operands: Sequence[Atom | None], is_whole: bool) -> "_Loop | None":
+    def loop_for(self, op: Op, operands: Sequence[Atom | None], is_whole: bool) -> "_ForwardLoop | None":
         """Returns the loop or conditional that reads and stacks most of what ``op`` reads; None if none does.
 
         Args:
@@ -231,7 +231,7 @@ def _forward_scope(scope: str) -> str:
 # ---- Loops and conditionals of the forward pass ----------------------------------------------------------------------
 
 
-class _Loop:
+class _ForwardLoop:
     """A scan or conditional of the forward pass, which grows by what moves into its bodies.
 
     Args:
@@ -481,7 +481,7 @@ class _LoopBody(_Home):
       returned: by the body, and what was added.
     """
 
-    def __init__(self, loop: _Loop, number: int) -> None:
+    def __init__(self, loop: _ForwardLoop, number: int) -> None:
         graph = loop.op.bodies[number]
         super().__init__(graph, loop.outside.ids)
         self._loop, self._number = loop, number
@@ -646,7 +646,7 @@ class _Backward:
 class _BackwardScan:
     """A scan of the backward pass beside the one of the forward pass that stacks what it reads."""
 
-    def __init__(self, op: Op, loop: _Loop, operands: Sequence[Atom | None], around: _Backward) -> None:
+    def __init__(self, op: Op, loop: _ForwardLoop, operands: Sequence[Atom | None], around: _Backward) -> None:
         self.op, self.loop, self.around = op, loop, around
         self._more: list[tuple[PortRole, Atom, Value]] = []
         self._here: dict[int, Atom] = {}
