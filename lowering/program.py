@@ -58,7 +58,7 @@ class LocalTarget(BlockTarget):
       last_reads: per value that an operation reads, the id of the last one.
 
     Attributes:
-      late: blocks of results of backward pass and optimizer in their order, and their bytes.
+      late: blocks of results in their order, with their bytes and phases.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LocalTarget(BlockTarget):
     ) -> None:
         self.solution, self.repeats, self.numbers, self.rings = solution, repeats, numbers, rings
         self.drops_barriers, self.last_reads = drops_barriers, last_reads
-        self.late: list[tuple[tuple[int, Layout], int]] = []
+        self.late: list[tuple[tuple[int, Layout], int, str]] = []
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
@@ -167,9 +167,9 @@ class LocalTarget(BlockTarget):
         if starts_recomputation(op):
             return self._held_back(op, arrays)
         made = run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
-        if op.phase != FORWARD and REMATTED not in op.scope and any(isinstance(x, Value) for x in op.inputs):
+        if REMATTED not in op.scope and any(isinstance(x, Value) for x in op.inputs):
             here = zip(op.outputs, outputs, made, strict=True)
-            self.late += [((value.id, at), x.nbytes) for value, at, x in here if _is_number(x)]
+            self.late += [((value.id, at), x.nbytes, op.phase) for value, at, x in here if _is_number(x)]
         return made
 
     def _held_back(self, op: Op, arrays: Arrays) -> Arrays:
@@ -191,11 +191,12 @@ class LocalTarget(BlockTarget):
     def _late_result(self, op: Op, most: int) -> tuple[int, Layout] | None:
         """Returns the latest result of at most so many bytes, or else the smallest; None if there is none.
 
-        Something must read it after the operation: compilers drop the tie to any other.
+        Something must read it after the operation: compilers drop the tie to any other. What is computed again waits
+        for the backward pass.
         """
         smallest, least = None, inf
-        for key, size in reversed(self.late):
-            if self.last_reads.get(key[0], -1) > op.id:
+        for key, size, phase in reversed(self.late):
+            if (phase != FORWARD or op.name in TRANSFERS) and self.last_reads.get(key[0], -1) > op.id:
                 if size <= most:
                     return key
                 if size < least:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from typing import Any
 
 from meshdsl.api.buckets import plan_with_buckets
 from meshdsl.api.host import HostChoice, HostCosts, Hosting, by_need, plan_hosting
@@ -211,15 +212,15 @@ def _recomputing(
         free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
     else:
         free, kept = solve(program, mesh, best.pins, inf, clock, limits), None
-    quick, tried = replace(_briefly(limits), memory_branch_boxes_smallest=0), dict[frozenset[int], Variant]()
+    quick, tried = replace(_briefly(limits), memory_branch_boxes_smallest=0), dict[Any, Variant]()
 
     def attempt(costs: ResidualCosts, choice: RematChoice) -> Variant:
-        if choice.ops not in tried:
-            tried[choice.ops] = planned(costs, choice, quick)
-        return tried[choice.ops]
+        if choice.rewrite not in tried:
+            tried[choice.rewrite] = planned(costs, choice, quick)
+        return tried[choice.rewrite]
 
     def planned(costs: ResidualCosts, choice: RematChoice, limits: SearchLimits) -> Variant:
-        made = recomputing(program, choice.ops)
+        made = recomputing(program, *choice.rewrite)
         stated = user_pins.resolve(made.program, mesh)
         pins = replace(stated, hosted=best.pins.hosted, hosted_outputs=best.pins.hosted_outputs)
         known = Remat(choice, made, costs, (free.peak.bytes, free.seconds), kept)

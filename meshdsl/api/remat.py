@@ -146,7 +146,7 @@ class ResidualCosts:
         ]
         between = [Rung(self.choice(price), price) for price in _between(rungs)]
         rungs = sorted([*rungs, *between], key=lambda rung: rung.price)
-        return list({rung.choice.ops: rung for rung in reversed(rungs) if rung.choice.ops}.values())[::-1]
+        return list({rung.choice.rewrite: rung for rung in reversed(rungs) if rung.choice.ops}.values())[::-1]
 
     @cached_property
     def _middle_price(self) -> float:
@@ -179,14 +179,14 @@ class ResidualCosts:
 
     def seconds(self, choice: RematChoice) -> float:
         """Returns the seconds per step of what a choice computes again, and of traffic of what it keeps."""
-        again = sum(self.again.get(op, 0.0) for op in choice.ops)
+        again = sum(self.again.get(op, 0.0) for op in choice.parts)
         return again + sum(self.traffic.get(v, 0.0) for v in choice.kept)
 
 
 def _between(rungs: Sequence[Rung]) -> Iterator[float]:
     """Yields a price between each two at which choices differ, but for the first."""
     for a, b in pairwise(rungs):
-        if a.choice.ops != b.choice.ops and b.price < a.price * STEP**2:
+        if a.choice.rewrite != b.choice.rewrite and b.price < a.price * STEP**2:
             yield sqrt(a.price * b.price)
 
 
@@ -407,4 +407,5 @@ class Remat:
                 )
             else:
                 found.append(each)
-        return Recomputation(tuple(sorted(self.choice.ops)), tuple(found), saved, self.fastest, self.kept)
+        ops, spared = sorted(self.choice.ops), sorted(self.choice.spared)
+        return Recomputation(tuple(ops), tuple(found), saved, self.fastest, self.kept, tuple(spared))

@@ -284,8 +284,9 @@ class CallStages:
         )
         if inputs or outputs:
             padded = keep_on_host(padded, inputs, outputs, self.user_pins.resolve(padded, self.options.mesh).follows)
-        again = frozenset(plan.recomputation.ops if plan.recomputation else ())
-        return recomputing(padded, again & recomputable(padded)).program  # of another program, other operations
+        again, spared = (plan.recomputation.ops, plan.recomputation.spared) if plan.recomputation else ((), ())
+        possible = recomputable(padded).intersection(again)  # in another program, other operations have these ids
+        return recomputing(padded, possible, spared).program
 
     @property
     def executable(self) -> Executable:

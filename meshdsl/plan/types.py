@@ -151,6 +151,7 @@ class Recomputation(NamedTuple):
       saved: bytes on a device that these are larger than what is kept to compute them from.
       fastest: bytes and seconds of the best plan found that keeps everything, without a memory limit.
       kept: bytes and seconds of the best plan found within the limit that keeps everything; None if there is none.
+      spared: ids of results of ``ops`` that are kept all the same.
     """
 
     ops: tuple[int, ...]
@@ -158,6 +159,7 @@ class Recomputation(NamedTuple):
     saved: int
     fastest: tuple[int, float]
     kept: tuple[int, float] | None = None
+    spared: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:

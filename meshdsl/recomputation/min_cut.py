@@ -15,6 +15,9 @@ same network, without layouts, is in PyTorch's AOTAutograd (min-cut rematerializ
 
 Operations of a loop over layers belong to one network with those outside of it: a slice or a constant of the loop is
 needed if the array outside is. A carry can be kept, as one more stack, and not be computed again.
+
+Any other scan that runs twice, as one over time inside of a layer, runs only as far as its results are needed: each of
+them is kept or computed again by itself, and the operations of its body have their own prices.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,7 +32,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from meshdsl.ir.graph import Graph, Op, Value
 from meshdsl.ir.index import producers
-from meshdsl.ir.loops import PortRole, loop_ports
+from meshdsl.ir.loops import ABSENT, PortRole, loop_ports
 from meshdsl.ir.rewrite import value_ids, values
 from meshdsl.recomputation.levels import LayerLoops, layer_loops, levels, reads_residual
 from meshdsl.trace.annotate import FORWARD, OPTIMIZER
@@ -59,10 +62,19 @@ class RematChoice(NamedTuple):
     Args:
       ops: ids of the operations that run twice.
       kept: ids of the values that the backward pass, or a copy of an operation, reads.
+      spared: ids of the results of scans among ``ops`` that are not computed again.
+      parts: ids of what the second runs consist of: these operations, and in place of scans those of their bodies.
     """
 
     ops: frozenset[int]
     kept: frozenset[int]
+    spared: frozenset[int]
+    parts: frozenset[int]
+
+    @property
+    def rewrite(self) -> tuple[frozenset[int], frozenset[int]]:
+        """What decides the program: the operations that run twice, and their results that are kept all the same."""
+        return self.ops, self.spared
 
 
 def cheapest_recomputation(graph: Graph, ops: Collection[int], prices: RematPrices) -> RematChoice:
@@ -111,7 +123,10 @@ class _Network:
     def _add(self, op: Op, free: Collection[int]) -> None:
         """Adds an operation; values in ``free`` are kept without a price."""
         self.order.append(op)
-        again = self.nodes.setdefault(("op", op.id), next(self.numbers)) if op.id in self.ops else _SINK
+        if op.id in self.ops and op.name == "scan":
+            self._add_scan(op, free)
+            return
+        again = self._node("op", op.id) if op.id in self.ops else _SINK
         for v in op.outputs:
             price = 0.0 if v.id in free else self.prices.kept.get(v.id, 0.0)
             self._connect(self._value(v.id), again, 0.0 if again == _SINK and price == inf else price)
@@ -119,6 +134,30 @@ class _Network:
             self._connect(again, _SINK, self.prices.again.get(op.id, 0.0))
             for x in values(op.inputs):
                 self._connect(again, self._value(x.id), inf)
+
+    def _add_scan(self, op: Op, free: Collection[int]) -> None:
+        """Adds a scan of which parts can run twice."""
+        again, body = self._node("op", op.id), op.bodies[0]
+        for port in loop_ports(op):
+            made = body.returned[port.outputs[0][1]] if port.outputs else None
+            if port.result != ABSENT:
+                v = op.outputs[port.result]
+                result = self._node("result", v.id)
+                self._connect(self._value(v.id), result, 0.0 if v.id in free else self.prices.kept.get(v.id, 0.0))
+                self._connect(result, again, inf)
+                if isinstance(made, Value):
+                    self._connect(result, self._value(made.id), inf)
+            for _, i in port.inputs:
+                for x in (op.inputs[port.operand], made if port.role is PortRole.CARRY else None):
+                    if isinstance(x, Value):
+                        self._connect(self._value(body.inputs[i].id), self._value(x.id), inf)
+        for each in body.ops[:-1]:
+            part = self._node("part", each.id)
+            self._connect(part, _SINK, self.prices.again.get(each.id, 0.0))
+            for v in each.outputs:
+                self._connect(self._value(v.id), part, inf)
+            for x in values(each.inputs):
+                self._connect(part, self._value(x.id), inf)
 
     def _add_layer(self, forward: Op, free: Collection[int], level: Graph) -> None:
         """Adds the body of a forward scan over layers."""
@@ -138,9 +177,12 @@ class _Network:
         self._connect(_SOURCE, self._value(x.id), inf)
 
     def _value(self, id: int) -> int:
-        if ("value", id) not in self.nodes:
-            self.nodes["value", id] = next(self.numbers)
-        return self.nodes["value", id]
+        return self._node("value", id)
+
+    def _node(self, kind: str, id: int) -> int:
+        if (kind, id) not in self.nodes:
+            self.nodes[kind, id] = next(self.numbers)
+        return self.nodes[kind, id]
 
     def _connect(self, start: int, end: int, capacity: float) -> None:
         if capacity > 0:
@@ -150,7 +192,7 @@ class _Network:
         """Returns what the minimum cut means: on the source's side are values that are needed and what runs twice."""
         finite = sum(c for c in self.edges.values() if c < inf)
         if not finite:
-            return RematChoice(frozenset(), frozenset())
+            return RematChoice(*(frozenset[int](),) * 4)
         scale = _CAPACITY_LIMIT / 2 / finite
         capacities = [_CAPACITY_LIMIT if c == inf else max(1, int(c * scale)) for c in self.edges.values()]
         rows, columns = zip(*self.edges, strict=True)
@@ -160,10 +202,15 @@ class _Network:
         residual.eliminate_zeros()
         reached = set(breadth_first_order(residual, _SOURCE, return_predecessors=False).tolist())
         cut = {start for start, end in self.edges if start in reached and end not in reached}
-        ops = self._without_fused({id for (kind, id), node in self.nodes.items() if kind == "op" and node in reached})
-        return RematChoice(
-            ops, frozenset(id for (kind, id), node in self.nodes.items() if kind == "value" and node in cut)
-        )
+
+        def ids(kind: str, among: Collection[int]) -> set[int]:
+            return {id for (each, id), node in self.nodes.items() if each == kind and node in among}
+
+        ops, results = self._without_fused(ids("op", reached)), ids("result", reached)
+        scans = [op for op in self.order if op.id in ops and op.name == "scan"]
+        spared = frozenset(v.id for op in scans for v in op.outputs if v.id not in results)
+        parts = frozenset(ids("part", reached)).union(ops - {op.id for op in scans})
+        return RematChoice(ops, frozenset(ids("value", cut)), spared, parts)
 
     def _without_fused(self, ops: set[int]) -> frozenset[int]:
         """Operations without those that are fused with backward ones and read nothing that is computed again.

@@ -21,7 +21,9 @@ In a loop over layers the forward pass is a scan that stacks what the backward p
 (``LayerLoops``). Copies stand in the body of the second, and read the slices, constants and stacks of the first; what a
 copy reads of the carry is stacked. Different loops are not merged, so nothing needs a barrier there.
 
-Operations are given by their ids in ``program``.
+Of operations with several results some can be spared: these are kept, and a copy of a loop does not compute them.
+
+Operations and results are given by their ids in ``program``.
 """
 
 from collections import defaultdict
@@ -69,16 +71,17 @@ class Recomputing:
     residuals: tuple[RecomputedResidual, ...]
 
 
-def recomputing(program: TracedProgram, ops: Collection[int]) -> Recomputing:
+def recomputing(program: TracedProgram, ops: Collection[int], spared: Collection[int] = ()) -> Recomputing:
     """Returns the program in which the backward pass computes the results of some forward operations again.
 
     Args:
       ops: ids of operations, all of them recomputable.
+      spared: ids of results of these that are kept all the same.
     """
     if not ops:
         return Recomputing(program, ())
     graph = copied(program.graph)
-    rewriter = _Rewriter(frozenset(ops), fresh_ids(graph))
+    rewriter = _Rewriter(frozenset(ops), frozenset(spared), fresh_ids(graph))
     made = dce(rewriter.level(graph))
     count_trips(made)
     found = _alive(rewriter.residuals, made)
@@ -108,8 +111,8 @@ class _Rewriter:
       residuals: per residual that is computed again, by its id, the values computed for it, with their copies.
     """
 
-    def __init__(self, ops: frozenset[int], ids: Iterator[int]) -> None:
-        self.ops, self.ids = ops, ids
+    def __init__(self, ops: frozenset[int], spared: frozenset[int], ids: Iterator[int]) -> None:
+        self.ops, self.spared, self.ids = ops, spared, ids
         self.residuals: dict[int, dict[int, Value]] = {}
 
     def level(self, graph: Graph) -> Graph:
@@ -185,28 +188,29 @@ class _Copies:
 
     def of(self, x: Value) -> list[Op]:
         """Returns the operations that compute a value again, in order; none if it is kept or computed already."""
-        ops, open_values = dict[int, Op](), [x]
+        ops, open_values, rewriter = dict[int, Op](), [x], self.rewriter
         while open_values:
             value = open_values.pop()
-            op = self._made.get(value.id)
-            if op is not None and op.id in self.rewriter.ops and op.id not in ops and value.id not in self.table:
+            op = self._made.get(value.id) if value.id not in rewriter.spared else None
+            if op is not None and op.id in rewriter.ops and op.id not in ops and value.id not in self.table:
                 ops[op.id] = op
                 open_values += values(op.inputs)
         found, again = list[Op](), dict[int, Value]()
         for op in sorted(ops.values(), key=lambda op: self._order[op.id]):
             ahead, kept = self.front(op, self.table)
-            copy = _again(op, {**kept, **self.table}, self.rewriter.ids)
-            again.update((v.id, w) for v, w in zip(op.outputs, copy.outputs, strict=True))
+            copy = _again(op, {**kept, **self.table}, rewriter.ids)
+            made = zip(op.outputs, copy.outputs, strict=True)
+            again.update((v.id, w) for v, w in made if v.id not in rewriter.spared)
             self.table.update(again)
             found += [*ahead, copy]
         if again:
-            self.rewriter.residuals.setdefault(x.id, {}).update(again)
+            rewriter.residuals.setdefault(x.id, {}).update(again)
         return found
 
 
 def _expands(op: Op) -> bool:
     """Whether a backward operation makes a large array of a small one; what is computed again then waits for that."""
-    return op.phase == BACKWARD and op.name == "broadcast_in_dim"
+    return op.phase == BACKWARD and op.name == "broadcast_in_dim" and REMATTED not in op.scope
 
 
 def _again(op: Op, table: Table, ids: Iterator[int]) -> Op:

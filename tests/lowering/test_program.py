@@ -8,6 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from meshdsl.ir.graph import walk
+from meshdsl.ir.host import keep_on_host
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.collectives import compiled_collectives
 from meshdsl.lowering.numerics import check_numbers
@@ -180,3 +181,19 @@ def test_what_is_computed_again_waits_for_a_result_no_larger_than_what_is_kept()
     barriers = [eqn for eqn in traced.eqns if eqn.primitive.name == "optimization_barrier" and len(eqn.invars) > 1]
     sizes = [[v.aval.size * v.aval.dtype.itemsize for v in eqn.invars] for eqn in barriers]
     assert sizes and all(size[-1] <= max(size[:-1]) for size in sizes)
+
+
+def test_what_comes_from_the_host_waits_for_the_results_before_it():
+    def step(w, x):
+        for each in w:
+            x = jnp.tanh(x @ each)
+        return x
+
+    args = [jnp.ones((8, 8))] * 3, jnp.ones((64, 8))
+    program, mesh = keep_on_host(trace(step, args), range(3), (), (None,)), Mesh(x=1)
+    solution = Hand(mesh).solve(program, [""] * 4, [""])
+    local, spec = lower_program(program, solution, "gpu"), PartitionSpec()
+    sharded = jax.shard_map(local, mesh=device_mesh(mesh), in_specs=spec, out_specs=spec)
+    traced = jax.make_jaxpr(sharded)(*jax.tree.leaves(args)).eqns[0].params["jaxpr"]
+    loads = [len(eqn.invars) for eqn in traced.eqns if eqn.primitive.name == "optimization_barrier"]
+    assert loads == [1, 2, 2]

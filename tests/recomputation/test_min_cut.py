@@ -55,6 +55,29 @@ def test_the_cut_is_the_cheapest_of_all_choices(price):
     assert cost(graph, found, prices) == pytest.approx(min(cost(graph, set(some), prices) for some in choices))
 
 
+def test_of_a_scan_in_a_layer_only_what_is_needed_runs_again():
+    def step(w, x):
+        def loss(w):
+            def layer(y, w):
+                _, made = jax.lax.scan(lambda c, row: (jnp.tanh(c + row), (jnp.sin(c + row) @ w,)), y[0], y)
+                return made[0], None
+
+            return (jax.lax.scan(layer, x, w)[0] ** 2).sum()
+
+        return jax.grad(loss)(w)
+
+    program = trace(step, (jnp.ones((3, 4, 4)), jnp.ones((8, 4))))
+    every = [op for _, op in walk(program.graph)]
+    (scan,) = (op for op in every if op.name == "scan" and op.id in recomputable(program))
+    product = next(op for op in scan.bodies[0].ops if op.name == "dot_general")
+    prices = RematPrices({v.id: 3.0 for op in every for v in op.outputs}, {op.id: 1.0 for op in every})
+    found = cheapest_recomputation(program.graph, recomputable(program), prices)
+    assert scan.id in found.ops and product.id not in found.parts
+    assert found.parts.intersection(op.id for op in scan.bodies[0].ops)
+    kept = {v.id for v in scan.outputs if v.shape == (8, 4)} & found.spared
+    assert kept
+
+
 def largest(residuals, ends):
     """Bytes of the largest segment between these last positions."""
     return max(sum(residuals[a + 1 : b + 1]) for a, b in zip((-1, *ends), (*ends, len(residuals) - 1), strict=True))

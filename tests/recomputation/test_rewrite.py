@@ -45,6 +45,43 @@ def test_copies_give_the_same_bits():
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_a_scan_runs_again_without_the_results_that_are_kept():
+    args = arguments()
+    program = trace(scanned, args)
+    ops, expected = recomputable(program), run(program, args, compiled=False)
+    (inner,) = (op for _, op in walk(program.graph) if op.id in ops and op.name == "scan")
+
+    def results_again(spared):
+        made = recomputing(program, ops, spared).program
+        for found, wanted in zip(run(made, args, compiled=False), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+        return [len(op.outputs) for _, op in walk(made.graph) if op.name == "scan" and REMATTED in op.scope]
+
+    (whole,) = results_again(())
+    assert [results_again([v.id]) for v in inner.outputs[1:]] == [[whole - 1]] * (len(inner.outputs) - 1)
+    assert results_again([v.id for v in inner.outputs]) == []
+
+
+def test_copies_are_not_moved_with_a_broadcast_that_reads_them():
+    @jax.custom_vjp
+    def spread(s):
+        return jnp.sin(s)
+
+    def forward(s):
+        wide = jnp.broadcast_to(jnp.tanh(s)[:, None], (8, 4))
+        return jnp.sin(s), (wide, jnp.sin(wide))
+
+    def backward(kept, g):
+        wide, sines = kept
+        return ((jax.lax.broadcast_in_dim(wide, (2, 8, 4), (1, 2)) * sines).sum((0, 2)) * g,)
+
+    spread.defvjp(forward, backward)
+    x = jnp.linspace(-1, 1, 8)
+    program = trace(lambda x: jax.grad(lambda x: (spread(x * 2) ** 2).sum())(x), (x,))
+    made = recomputing(program, recomputable(program)).program
+    np.testing.assert_array_equal(run(made, (x,), compiled=False)[0], run(program, (x,), compiled=False)[0])
+
+
 def test_the_program_stays_as_it_was():
     program = trace(scanned, arguments())
     before = [(op.name, op.phase, [x.id for x in op.inputs]) for _, op in walk(program.graph)]
