@@ -407,5 +407,5 @@ class Remat:
                 )
             else:
                 found.append(each)
-        ops, spared = sorted(self.choice.ops), sorted(self.choice.spared)
-        return Recomputation(tuple(ops), tuple(found), saved, self.fastest, self.kept, tuple(spared))
+        twice, spared = tuple(sorted(self.choice.ops)), tuple(sorted(self.choice.spared))
+        return Recomputation(twice, tuple(found), saved, self.fastest, self.kept, spared)
