@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.api.remat import ResidualCosts, plan_recomputing
+from meshdsl.api.remat import ResidualCosts, Rung, plan_recomputing
 from meshdsl.lowering import program
 from meshdsl.pins import UserPins
 from meshdsl.planner.solve import solve
 from meshdsl.recomputation import recomputing
 from meshdsl.recomputation.levels import recomputable
+from meshdsl.recomputation.min_cut import RematChoice
 from meshdsl.trace import trace
 from meshdsl.util.runtime import Deadline
 from tests.recomputation.steps import SINES, sines
@@ -123,6 +124,26 @@ def test_more_memory_is_never_slower_and_finds_the_fastest_of_all_choices():
     for limit in (2 * free.peak.bytes, *(least + k / 8 * (free.peak.bytes - least) for k in reversed(range(8)))):
         found = plan_recomputing(costs, free.peak.bytes - limit, partial(within, limit), Deadline(None))
         assert found.seconds == min(seconds for seconds, size in every if size <= limit)
+
+
+def test_a_rung_is_tried_although_the_one_above_takes_all_the_room_there_is():
+    class Costs:
+        """Three choices, known by one operation each, that save 100, 200 and 300 bytes."""
+
+        def ladder(self):
+            return [Rung(RematChoice(*[frozenset({i})] * 4), float(i)) for i in range(3)]
+
+        def saved(self, choice):
+            return 100 * (1 + min(choice.ops))
+
+        def seconds(self, choice):
+            return 1.0
+
+        again = dict.fromkeys(range(3), 0.0)
+
+    plans = Chosen(inf, -inf), Chosen(2.0, 5), Chosen(9.0, 1)
+    found = plan_recomputing(Costs(), 210, lambda choice: plans[min(choice.ops)], Deadline(None))
+    assert found.seconds == 2
 
 
 def test_where_nothing_fits_the_error_says_the_least_with_recomputation():
