@@ -5,9 +5,9 @@ python -m bench.gpu [MODEL ...] [--steps 15] [--page]
 Each model is trained on the first device at hand, in variants: as it is under ``jax.jit``; planned, where keeping
 everything fits; planned within shares of that memory with ``remat="auto"``; under policies of MaxText and ``jax.jit``;
 and with the optimizer's state in the memory of the host. Every variant is a process of its own, so that the peak of its
-memory is its own. All are planned and compiled side by side, then run one by one. A last process runs the planned
-program and that of ``jax.jit`` in turns, for the ratio of their times. Results are cached in .cache/gpu, one file per
-model; ``--page`` only writes the page.
+memory is its own. A few at a time are planned and compiled side by side, then run one by one. A last process runs the
+planned program and that of ``jax.jit`` in turns, for the ratio of their times. Results are cached in .cache/gpu, one
+file per model; ``--page`` only writes the page.
 """
 
 import argparse
@@ -19,9 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +34,7 @@ import jax.numpy as jnp
 from bench.remat import POLICIES
 from bench.report import interleave, machine, page_section, ratio, summarised, table
 from meshdsl.api import Program, Sharded, parallelize
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.models import gpt, llama, recurrent, resnet, t5, vit
 from meshdsl.util.text import bytes_text, percent_text, seconds_text
@@ -42,7 +44,7 @@ PAGE = ROOT / "docs" / "evidence" / "gpu.md"
 CACHE = ROOT / ".cache" / "gpu"
 SHARES = (0.75, 0.5, 0.35)
 TRACED = 3  # steps
-AT_ONCE = 5  # processes that compile
+AT_ONCE = 5  # processes that plan and compile
 BF16 = {"dtype": "bfloat16"}
 
 CASES: dict[str, tuple[ModuleType, Any, dict[str, int]]] = {
@@ -64,6 +66,7 @@ VARIANTS = (
     HOST,
 )
 POLICY, AUTO = "policy ", "auto "
+WIDER = "-50304"  # ends the name of a case that is another one with a longer vocabulary
 PRODUCT = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|cudnn|conv|wgrad|dgrad|fprop|dot", re.IGNORECASE)
 COPY = re.compile(r"memcpy|memset", re.IGNORECASE)
 Facts = dict[str, Any]
@@ -73,20 +76,32 @@ def main() -> None:
     """Measures the models and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", help=f"of {', '.join(CASES)}; default: all")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=15, help="that are timed; default: 15")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop to start measurements after so long")
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    CACHE.mkdir(parents=True, exist_ok=True)
+    if unknown := [name for name in options.models if name not in CASES]:
+        parser.error(f"no model {unknown[0]!r}{nearest(unknown[0], CASES)}")
     if options.variant:
         Variant(options.models[0], options.variant, options.steps).run(options.compile)
         return
     if not options.page:
+        if (platform := first_platform()) != "gpu":
+            parser.error(f"needs a GPU: the first device of jax is of platform {platform!r}")
+        CACHE.mkdir(parents=True, exist_ok=True)
         measure(options.models or list(CASES), options.steps, options.seconds)
     found = [json.loads(file.read_text()) for name in CASES if (file := CACHE / f"{name}.json").exists()]
+    if not found:
+        parser.error("no results in .cache/gpu; run python -m bench.gpu MODEL first")
     PAGE.write_text(page(found))
+
+
+def first_platform() -> str:
+    """Returns the platform of the first device, found by another process: this one takes no memory of a GPU."""
+    command = [sys.executable, "-c", "import jax; print(jax.devices()[0].platform)"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 # ---- Measuring -------------------------------------------------------------------------------------------------------
@@ -113,8 +128,8 @@ def measure(models: Sequence[str], steps: int, limit: float) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:  # the plain programs first: others take over how their kernels are tuned
         list(pool.map(compile_one, [job for job in jobs if job[1] == PLAIN]))
         list(pool.map(compile_one, [job for job in jobs if job[1] not in (PLAIN, BOTH)]))
-    waiting = {job: process(*job) for job in jobs}
-    for (name, variant), running in waiting.items():
+    in_time = takewhile(lambda job: time.monotonic() <= start + limit, jobs)
+    for (name, variant), running in ahead(in_time, process):
         if time.monotonic() > start + limit:
             running.kill()
             continue
@@ -129,6 +144,18 @@ def measure(models: Sequence[str], steps: int, limit: float) -> None:
         known["variants"][variant] = facts
         file.write_text(json.dumps(known))
         print(round(time.monotonic() - start), name, variant, json.dumps(facts)[:500], flush=True)
+
+
+def ahead(
+    jobs: Iterable[tuple[str, str]], process: Callable[[str, str], subprocess.Popen[str]]
+) -> Iterator[tuple[tuple[str, str], subprocess.Popen[str]]]:
+    """Yields jobs with their processes, while those of the next ones plan."""
+    waiting = deque[tuple[tuple[str, str], subprocess.Popen[str]]]()
+    for job in jobs:
+        waiting.append((job, process(*job)))
+        if len(waiting) == AT_ONCE:
+            yield waiting.popleft()
+    yield from waiting
 
 
 class Variant:
@@ -361,23 +388,36 @@ def page(models: list[Facts]) -> str:
         table(header, rows),
         f"`python -m bench.gpu`, {'; '.join(made)}",
     ]
-    if missing := [f"`{name}`" for name in CASES if all(name != fact["model"] for fact in models)]:
-        parts.append(f"Not run: {', '.join(missing)}.")
+    if missing := [*_missing({fact["model"]: fact["variants"] for fact in models})]:
+        parts.append(f"Not run: {'; '.join(missing)}.")
     written = PAGE.read_text() if PAGE.exists() else ""
     parts += ["\n".join(page_section(written, title)).strip() for title in WRITTEN]
-    return summarised("\n\n".join(filter(None, parts)) + "\n", *_short(models))
+    text, short = "\n\n".join(filter(None, parts)) + "\n", [*_short(models)]
+    return summarised(text, *short) if short else text
+
+
+def _missing(named: Mapping[str, Facts]) -> Iterator[str]:
+    """Yields the models that were not run, and those that were not in a variant."""
+    if names := [f"`{name}`" for name in CASES if name not in named]:
+        yield ", ".join(names)
+    for variant in VARIANTS:
+        if names := [f"`{name}`" for name, variants in named.items() if variant not in variants]:
+            yield f"{', '.join(filter(None, _named(variant)))}: {', '.join(names)}"
+
+
+def _named(variant: str) -> tuple[str, str]:
+    """Returns the name of a variant and its limit, if it has one."""
+    if variant.startswith(AUTO):
+        return 'planned, `remat="auto"`', percent_text(float(variant.removeprefix(AUTO)))
+    return NAMES.get(variant) or f"`{variant.removeprefix(POLICY)}`, `jax.jit`", ""
 
 
 def _rows(fact: Facts) -> Iterator[list[str]]:
     for variant, found in fact["variants"].items():
         if variant == BOTH:
             continue
-        again = variant.startswith(AUTO)
-        limit = percent_text(float(variant.removeprefix(AUTO))) if again else ""
-        name = (
-            'planned, `remat="auto"`' if again else NAMES.get(variant) or f"`{variant.removeprefix(POLICY)}`, `jax.jit`"
-        )
-        if "measured" not in found:
+        name, limit = _named(variant)
+        if not _ran(found):
             yield [f"`{fact['model']}`", limit, name, "none", *[""] * 8]
             continue
         predicted, measured, peak = found["predicted"], found["measured"], _peak(found)
@@ -392,22 +432,29 @@ def _peak(found: Facts) -> float:
 
 
 def _ratio(fact: Facts) -> str:
-    return fact["variants"].get(BOTH, {}).get("ratio", "not run")
+    return fact["variants"].get(BOTH, {}).get("ratio", NOT_RUN)
 
 
 def _short(models: list[Facts]) -> Iterator[str]:
-    """Yields what the tables say in short."""
-    if not models:
-        return
-    named = {fact["model"]: fact["variants"] for fact in models}
-    errors = [each[PLANNED]["predicted"] / each[PLANNED]["measured"] - 1 for each in named.values()]
-    ratios = [float(_ratio(fact).split()[0]) for fact in models if BOTH in fact["variants"]]
-    limits = [each for variants in named.values() for name, each in variants.items() if "limit" in each and _ran(each)]
-    over = [_peak(each) / each["limit"] for each in limits]
-    steps = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    yield f"{len(models)} models trained on one GPU. The planned step takes {steps} of the time of `jax.jit`, with"
-    yield f"everything kept. Such steps are predicted {min(errors):+.0%} to {max(errors):+.0%} off the measured ones."
-    yield f'With `remat="auto"`, peak memory is {min(over):.2f} to {max(over):.2f} of the limit, at {len(over)} limits.'
+    """Yields what the tables say in short, of what ran."""
+    ran = [(fact["model"], name, each) for fact in models for name, each in fact["variants"].items() if _ran(each)]
+    cases = {model for model, _, _ in ran}
+    trained = len({model.removesuffix(WIDER) for model in cases})
+    ratios = [float(text.split()[0]) for fact in models if (text := _ratio(fact)) != NOT_RUN]
+    errors = [each["predicted"] / each["measured"] - 1 for _, name, each in ran if name == PLANNED]
+    over = [_peak(each) / each["limit"] for _, _, each in ran if "limit" in each]
+    if ran:
+        in_cases = "" if trained == len(cases) else f", in {len(cases)} cases"
+        yield f"{trained} model{'s' * (trained > 1)} trained on one GPU{in_cases}."
+    if ratios:
+        steps = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        yield f"The planned step takes {steps} of the time of `jax.jit`, with everything kept."
+    if errors:
+        apart = f"{min(errors):+.0%} to {max(errors):+.0%}"
+        yield f"Steps that keep everything are predicted {apart} off the measured ones."
+    if over:
+        peaks = f"{min(over):.2f} to {max(over):.2f}"
+        yield f'With `remat="auto"`, peak memory is {peaks} of the limit, at {len(over)} limits.'
 
 
 def _ran(found: Facts) -> bool:
@@ -415,6 +462,7 @@ def _ran(found: Facts) -> bool:
 
 
 NAMES = {PLAIN: "`jax.jit`", PLANNED: "planned, keep all", HOST: "planned, optimizer state on the host"}
+NOT_RUN = "not run"
 WRITTEN = ("## What the differences are",)
 INTRODUCTION = """# Steps on a GPU
 

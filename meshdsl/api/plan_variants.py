@@ -122,6 +122,8 @@ def plan_best_variant(
       PinError: the pins contradict each other, or the program.
       MemoryLimitError: no plan within the limit was found.
     """
+    if remat and not _is_staged(program):
+        limits = replace(limits, memory_advises_checkpoint=False)
     large, searched = _is_large(program, limits), _briefly(limits) if remat or host else limits
     candidates, clock = padded_sizes(program, mesh, reductions=not large), Deadline(seconds)
 

@@ -166,6 +166,7 @@ class SearchLimits:
     memory_lns_nodes: int = 40_000  # nodes of all neighbourhoods together
     memory_mesh_doublings: int = 4  # larger meshes that an error about memory reports on ...
     memory_mesh_plans: int = 2  # ... with as many plans on each
+    memory_advises_checkpoint: bool = True  # such an error names jax.checkpoint; not where the planner recomputes
     memory_waiting_values: int = 10_000  # values that wait for a consumer which the lower bound on memory counts
     memory_part_share: float = 0.5  # part of all nodes; a larger part of a difference of plans is divided by layer
     memory_part_nodes: int = 8  # nodes that half of a part must have to be adopted by itself

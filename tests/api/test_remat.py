@@ -162,6 +162,8 @@ def test_where_nothing_fits_the_error_says_the_least_with_recomputation():
     assert but_one == "that is with activations computed again (remat='auto'); a plan that keeps them all needs more"
     assert "jax.checkpoint" not in str(caught.value)
     assert re.fullmatch(r"io_callback at test_remat.py:\d+ has effects and runs once: its results are kept", last)
+    with pytest.raises(md.MemoryLimitError, match="use more devices, a smaller batch, or raise memory="):
+        md.parallelize(jnp.sin, "data=8", memory="1B", remat="auto").plan(jnp.ones(8))
 
 
 def test_remat_is_a_word():

@@ -278,7 +278,8 @@ class MemoryFitter:
         if self.peak(smallest).bytes <= limit:
             return FitResult(limit, free, smallest, pricing)
         larger = self._on_larger_meshes(pricing, limit)
-        raise infeasible_error(self.model.problem, self.pins, self.peak(smallest), limit, is_smallest, larger)
+        limits = self.model.limits
+        raise infeasible_error(self.model.problem, self.pins, self.peak(smallest), limit, limits, is_smallest, larger)
 
     def resume(self, known: CostedPlan, free: CostedPlan, limit: float, pricing: Pricing) -> FitResult:
         """Returns the cheapest plan found at a price that held before; its plan often does not fit.

@@ -8,6 +8,7 @@ from meshdsl.ir.host import TO_DEVICE
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.bounds.trivial import least_memory
+from meshdsl.planner.limits import SearchLimits
 from meshdsl.planner.liveness.peak import Peak
 from meshdsl.planner.problem.build import Problem
 from meshdsl.trace.annotate import BACKWARD, FORWARD
@@ -34,6 +35,7 @@ def infeasible_error(
     pins: Pins,
     smallest: Peak,
     limit: float,
+    limits: SearchLimits,
     is_least: bool,
     on_larger_meshes: Iterable[tuple[Mesh, int]],
 ) -> MemoryLimitError:
@@ -41,6 +43,7 @@ def infeasible_error(
 
     Args:
       smallest: the peak of the smallest plan found.
+      limits: under which it was found.
       is_least: whether it is proved that no plan is smaller.
       on_larger_meshes: larger meshes, with the least bytes found on each; only those that help are listed.
     """
@@ -53,19 +56,21 @@ def infeasible_error(
             names[op.outputs[0].id] = f"{names[x.id]}, from the host's memory"
     rows = [f"{bytes_text(size)}: {names.get(v, 'a slice in a loop')}" for v, size in smallest.bytes_by_value()]
 
-    forward = {v.id for _, op in walk(program.graph) if op.phase == FORWARD for v in op.outputs}
+    made = (op for _, op in walk(program.graph) if op.phase == FORWARD and op.name != TO_DEVICE)
+    forward = {v.id for op in made for v in op.outputs}
     operands = (x for _, op in walk(program.graph) if op.phase == BACKWARD for x in op.inputs)
     residuals = forward & {x.id for x in operands if isinstance(x, Value)}
     saved = sum(size for v, size in smallest.bytes_by_value() if v in residuals)
 
-    is_recomputed = any(starts_recomputation(op) for _, op in walk(program.graph))  # jax.checkpoint adds nothing
+    is_recomputed = any(starts_recomputation(op) for _, op in walk(program.graph))
+    advises_checkpoint = limits.memory_advises_checkpoint and not is_recomputed  # else it adds nothing
     is_all = not pins.hosted  # others might be in the host's memory, too
     what = "the arguments" if is_all else "the arguments that stay on the device"
     advice = [
         f"{'infeasible: ' if alone > limit and is_all else ''}{what} alone need {bytes_text(alone)} per device, even "
         "fully sharded under their pins"
     ]
-    if saved and not is_recomputed:
+    if saved and advises_checkpoint:
         advice.append(
             f"{bytes_text(saved)} are residuals for the backward pass: jax.checkpoint recomputes them instead"
         )
@@ -76,7 +81,7 @@ def infeasible_error(
     at = f" at {smallest.op.name} ({smallest.op.source})" if smallest.op else ""
     needed = f"the least {'possible' if is_least else 'found'} is {bytes_text(smallest.bytes)}{at}"
     title = f"no plan fits memory={bytes_text(limit)} per device; {needed}, held by:"
-    advice.append(_REMEDY_RECOMPUTED if is_recomputed else _REMEDY)
+    advice.append(_REMEDY if advises_checkpoint else _REMEDY_RECOMPUTED)
     error = MemoryLimitError(faults(title, shortened(rows, _SHOWN), "\n".join(advice)))
     error.least = smallest.bytes
     return error
