@@ -189,7 +189,7 @@ class _Home:
           is_whole: all of ``op`` is to move there.
         """
         alike = ((loop.likeness(op, operands, is_whole), loop) for loop in self._loops.values())
-        count, best = max(alike, key=lambda each: each[0], default=(0, None))
+        (count, *_), best = max(alike, key=lambda each: each[0], default=((0,), None))
         return best if count else None
 
     def made(self) -> tuple[Op, ...]:
@@ -243,8 +243,8 @@ class _ForwardLoop:
         self._inputs, self._outputs = list(op.inputs), list(op.outputs)
         self._ports = list(loop_ports(op))
         self._bodies: list[_LoopBody] = []
-        stacks = (port for port in self._ports if port.role is PortRole.STACK)
-        self._stacks = {op.outputs[port.result].id: port for port in stacks}
+        made = (port for port in self._ports if port.role in (PortRole.STACK, PortRole.RESULT))
+        self._made_by = {op.outputs[port.result].id: port for port in made}
         self._origins: dict[int, LoopPort] = {}  # per input of a body, the port by which it comes in
         self._results: dict[Any, Value] = {}  # per values that the bodies return
         self._copies: Table = {}  # of invariants, in front of the loop
@@ -277,46 +277,46 @@ class _ForwardLoop:
     def _result_key(self, inside: Sequence[Atom]) -> Any:
         return tuple(identity(body.first(x)) for body, x in zip(self.bodies, inside, strict=True))
 
-    def likeness(self, op: Op, operands: Sequence[Atom | None], is_whole: bool) -> int:
-        """Returns how many operands of an operation this one reads alike or stacks; 0 if ``op`` is no such loop.
+    def likeness(self, op: Op, operands: Sequence[Atom | None], is_whole: bool) -> tuple[int, bool, int]:
+        """Returns how many operands of an operation this one reads alike or has made; none if ``op`` is no such loop.
+
+        Of loops that are equal in that, one of the same line is preferred, then one that reads little else.
 
         Args:
           operands: of ``op``, as values of the graph around this loop; None for those that are not known there.
           is_whole: all of ``op`` is to move in.
         """
-        if op.name != self.op.name or len(op.bodies) != len(self.op.bodies):
-            return 0
-        if op.name == "scan" and op.params["length"] != self.op.params["length"]:
-            return 0
-        if is_whole and op.name == "scan" and op.params["reverse"] != self.op.params["reverse"]:
-            return 0
-        mine = {self._key(port.role, self._inputs[port.operand]) for port in self._ports if port.operand >= 0}
+        kind = op.name, len(op.bodies), op.params.get("length"), is_whole and op.params.get("reverse")
+        mine = self.op.params
+        if kind != (self.op.name, len(self.op.bodies), mine.get("length"), is_whole and mine.get("reverse")):
+            return 0, False, 0
+        read = {self._key(port.role, self._inputs[port.operand]) for port in self._ports if port.operand >= 0}
         alike = 0
         for port in loop_ports(op):
             x = operands[port.operand] if port.operand >= 0 else None
             if x is None:
                 continue
-            is_read = self._key(port.role, x) in mine or self._stacked(port.role, x) is not None
+            is_read = self._key(port.role, x) in read or self._made(port.role, x) is not None
             if not is_read and (port.role is PortRole.PREDICATE or (is_whole and not self._reaches(x))):
-                return 0
+                return 0, False, 0
             alike += is_read and (isinstance(x, Value) or port.role is PortRole.PREDICATE)
-        return alike
+        return alike, op.source == self.op.source, -len(self.op.inputs)
 
     def _reaches(self, x: Atom) -> bool:
         """Whether a value is there before the loop."""
         return isinstance(x, Literal) or self.outside.position[x.id] < self.position
 
-    def _stacked(self, role: PortRole, x: Atom) -> LoopPort | None:
-        """The port by which the loop itself stacks what is to be read slice by slice."""
-        if role is not PortRole.SLICE or not isinstance(x, Value):
+    def _made(self, role: PortRole, x: Atom) -> LoopPort | None:
+        """The port by which the loop itself makes what is to be read: stacks, or the results of a conditional."""
+        if role not in (PortRole.SLICE, PortRole.OPERAND) or not isinstance(x, Value):
             return None
-        return self._stacks.get(x.id)
+        return self._made_by.get(x.id)
 
     def inside(self, role: PortRole, x: Atom) -> tuple[Atom, ...] | None:
         """Returns what each body has for a value of the graph around it; None if that is not there before the loop."""
-        stacked = self._stacked(role, x)
-        if stacked is not None:
-            return (self.bodies[0].returned[stacked.outputs[0][1]],)
+        made = self._made(role, x)
+        if made is not None:
+            return tuple(self.bodies[b].first(self.bodies[b].returned[j]) for b, j in made.outputs)
         if isinstance(x, Literal):
             return (x,) * len(self.bodies)
         key, ports = self._key(role, x), (port for port in self._ports if port.role is role)
@@ -350,7 +350,9 @@ class _ForwardLoop:
         if origin is not None and origin.role in (PortRole.CONST, PortRole.SLICE):
             return origin.role, self._inputs[origin.operand]
         if body.is_invariant(x):
-            return PortRole.CONST, self._invariant(x)
+            outside = self._invariant(x)
+            body.hoist(x, self.inside(PortRole.CONST, outside))
+            return PortRole.CONST, outside
         return PortRole.SLICE, self._result(PortRole.STACK, (x,), (self.op.params["length"], *x.shape))
 
     def _invariant(self, x: Value) -> Atom:
@@ -373,8 +375,7 @@ class _ForwardLoop:
         made = self._results[key] = Value(next(self.outside.ids), shape, inside[0].dtype)
         where = tuple(body.add_returned(x) for body, x in zip(self.bodies, inside, strict=True))
         port = LoopPort(role, outputs=tuple(enumerate(where)), result=len(self._outputs))
-        if role is PortRole.STACK:
-            self._stacks[made.id] = port
+        self._made_by[made.id] = port
         self._ports.append(port)
         self._outputs.append(made)
         self.outside.position[made.id] = self.position
@@ -488,6 +489,7 @@ class _LoopBody(_Home):
         self.inputs, self.returned = list(graph.inputs), list(graph.returned)
         given = (i for port in loop_ports(loop.op) if port.invariant for b, i in port.inputs if b == number)
         self._invariant = {graph.inputs[i].id for i in given}
+        self._hoisted: Table = {}
 
     def find(self, op: Op) -> Sequence[Atom] | None:
         """Returns the results of an equal operation, in the body or, if it is invariant, in front of the loop."""
@@ -510,6 +512,11 @@ class _LoopBody(_Home):
         """Returns whether a value is the same in every iteration."""
         return x.id in self._invariant
 
+    def hoist(self, x: Value, given: tuple[Atom, ...] | None) -> None:
+        """Reads an invariant value as what is given to the body, if it is."""
+        if given is not None:
+            self._hoisted[x.id] = given[self._number]
+
     def add_input(self, value: Value, role: PortRole) -> int:
         """Adds an input; returns its position."""
         self.inputs.append(value)
@@ -524,8 +531,9 @@ class _LoopBody(_Home):
 
     def made_body(self) -> Graph:
         """Returns the body with all that was added."""
-        graph = replace(self.graph, inputs=tuple(self.inputs), ops=(*self.made(), self.graph.ops[-1]))
-        return returning(graph, self.returned)
+        ops = (substitute(op, self._hoisted) for op in (*self.made(), self.graph.ops[-1]))
+        graph = replace(self.graph, inputs=tuple(self.inputs), ops=tuple(ops))
+        return returning(graph, (look_up(x, self._hoisted) for x in self.returned))
 
 
 def _move_all(ops: Sequence[Op], home: _Home, known: Table) -> None:
