@@ -12,7 +12,7 @@
    ``composites`` has the JAX code of composite primitives that do not carry it with them.
    ``source`` gives each operation the user's line; ``shardings`` of jax become layouts; ``shard_maps`` reads the user's
    ``jax.shard_map``.
-4. ``checkpoints`` takes the user's ``jax.checkpoint`` out, if asked.
+4. ``checkpoints`` takes the user's ``jax.checkpoint`` out, if asked: operations move to the ``forward_pass``.
 5. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.
 6. ``annotate``    writes how often each body runs and the phase of each operation, and numbers values and operations.
 

@@ -15,7 +15,7 @@ from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import LOOPS, walk
 from meshdsl.ir.text import param_text
 from meshdsl.trace import trace
-from meshdsl.trace.checkpoints import _forward_scope
+from meshdsl.trace.forward_pass import _forward_scope
 from tests.sweeps import swept
 from tests.trace.interpreter import run
 
