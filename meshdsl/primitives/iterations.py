@@ -27,7 +27,7 @@ def expect_iterations(x: Any, about: int) -> jax.Array:
 
     Args:
       x: a scalar integer that the loop takes as it is, in the same function, such as a bound of ``jax.lax.fori_loop``.
-        What is computed from the result, or in the condition of the loop, says nothing about it.
+        What is computed from the result, or in the condition of the loop, says nothing about it; a warning tells.
       about: expected iterations per run of the loop, not negative.
 
     Returns:

@@ -36,7 +36,7 @@ from meshdsl.trace.annotate import annotate
 from meshdsl.trace.arguments import Call, check_captured, flatten_call
 from meshdsl.trace.checkpoints import CheckpointsTaken, without_checkpoints
 from meshdsl.trace.device_axes import DeviceMap
-from meshdsl.trace.diagnostics import check_opaque, note_constraints, translate_trace_errors
+from meshdsl.trace.diagnostics import check_opaque, note_constraints, note_expectations, translate_trace_errors
 from meshdsl.trace.leaves import typed_leaf
 from meshdsl.trace.lost_changes import check_nothing_lost
 from meshdsl.trace.passes import run_passes
@@ -120,6 +120,7 @@ def trace_call(
     found = CheckpointsTaken(traced, (), ()) if checkpoints else without_checkpoints(remove_identities(traced))
     graph = annotate(run_passes(found.graph, roundness))
     ignored, unread = note_constraints(read, traced, graph)
+    ignored += note_expectations(read)
     shared = call.objects.aliases()
     inputs = map(typed_leaf, call.paths, closed.in_avals, call.dims)
     return TracedProgram(

@@ -10,6 +10,7 @@ import jax
 
 from meshdsl.errors import MeshDSLError, TraceError, faults, shortened
 from meshdsl.ir.graph import Graph, Op, walk
+from meshdsl.ir.rewrite import values
 from meshdsl.trace.passes.canonicalize import PLACING
 from meshdsl.trace.source import raised_at, raised_in_shard_map
 from meshdsl.trace.spec_errors import SPEC_REMEDY, spec_faults
@@ -92,6 +93,16 @@ def _called_with(paths: Sequence[str], leaves: Sequence[Any]) -> str:
 _HOST_REMEDY = (
     "inside a step no value is in the host's memory; '@host' in layouts= and outputs= keeps arguments and results there"
 )
+
+
+def note_expectations(graph: Graph) -> list[str]:
+    """Returns notes on the places of ``expect_iterations`` that no loop takes anything from; ``graph`` is as read."""
+    given = {op.outputs[0].id: op.source for _, op in walk(graph) if op.name == "expect_iterations"}
+    loops = [op for _, op in walk(graph) if op.name == "while" and "iterations" in op.params]
+    taken = {given[x.id] for op in loops for x in values(op.inputs) if x.id in given}
+    where = "a while must take its result as it is, in the same function, and read it in its condition"
+    idle = (source for source in dict.fromkeys(given.values()) if source not in taken)
+    return [f"expect_iterations at {source} says nothing about any loop: {where}" for source in idle]
 
 
 def note_constraints(read: Graph, traced: Graph, graph: Graph) -> tuple[list[str], list[str]]:

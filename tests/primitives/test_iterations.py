@@ -14,10 +14,20 @@ def test_a_while_runs_as_often_as_stated(about):
         return jax.lax.fori_loop(1, md.expect_iterations(jnp.max(x), about), lambda i, y: y + i, x)
 
     x = jnp.arange(4)
-    (loop,) = (op for op in trace(step, (x,)).graph.ops if op.bodies)
+    program = trace(step, (x,))
+    (loop,) = (op for op in program.graph.ops if op.bodies)
+    assert not program.warnings
     assert (loop.bodies[1].trips, loop.bodies[1].estimated) == (about, True)
     assert step(x).tolist() == [3, 4, 5, 6]
     assert jax.vmap(lambda n: md.expect_iterations(n, about))(x).tolist() == [0, 1, 2, 3]
+
+
+def test_an_expectation_that_no_loop_takes_is_noted():
+    def step(x):
+        return jax.lax.fori_loop(0, md.expect_iterations(jnp.max(x), 3) + 1, lambda i, y: y + i, x)
+
+    (note,) = trace(step, (jnp.arange(4),)).warnings
+    assert note.startswith("expect_iterations at test_iterations.py:") and "says nothing about any loop" in note
 
 
 @pytest.mark.parametrize(
