@@ -143,15 +143,22 @@ def frontier(
 
     def add(limit: float) -> None:
         nonlocal refused
+        if limit in plans:
+            return
         try:
             plans[limit] = plan_within(limit)
         except MemoryLimitError as error:
             refused = error
 
-    most = plans[inf].memory
-    for _ in range(_LEAST_TRIALS if not given else 0):  # a plan within the least that was found may be smaller
-        smallest = min(plan.memory for plan in plans.values())
-        add(min(smallest, refused.least or smallest) - 1 if refused else 1.0)
+    most, limit = plans[inf].memory, 1.0  # which hardly any plan fits: the error says the least that was found
+    for _ in range(_LEAST_TRIALS if not given else 0):
+        add(limit)
+        if limit in plans and plans[limit].memory < limit - 1:
+            limit = plans[limit].memory - 1  # a search within less may find a smaller one
+        elif limit not in plans and refused and limit < refused.least < most:
+            limit = refused.least
+        else:
+            break
     least = min(min(plan.memory for plan in plans.values()), (refused.least if refused else 0) or most)
     if not given and least < most:
         for i in range(points - 1):

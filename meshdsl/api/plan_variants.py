@@ -124,7 +124,7 @@ def plan_best_variant(
     """
     if remat and not _is_staged(program):
         limits = replace(limits, memory_advises_checkpoint=False)
-    large, searched = _is_large(program, limits), _briefly(limits) if remat or host else limits
+    large, searched = _is_large(program, limits), briefly(limits) if remat or host else limits
     candidates, clock = padded_sizes(program, mesh, reductions=not large), Deadline(seconds)
 
     def attempt(sizes: Sizes, regions: bool = False) -> Variant:
@@ -214,7 +214,7 @@ def _recomputing(
         free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
     else:
         free, kept = solve(program, mesh, best.pins, inf, clock, limits), None
-    quick, tried = replace(_briefly(limits), memory_branch_boxes_smallest=0), dict[Any, Variant]()
+    quick, tried = replace(briefly(limits), memory_branch_boxes_smallest=0), dict[Any, Variant]()
 
     def attempt(costs: ResidualCosts, choice: RematChoice) -> Variant:
         if choice.rewrite not in tried:
@@ -244,7 +244,7 @@ def _recomputing(
         found_best = again if again and not (found_best and found_best.seconds <= again.seconds) else found_best
         if best.seconds < inf and clock.expired():
             break
-    if found_best and found_best.remat and best.seconds == found_best.seconds == inf:  # how much it would take
+    if found_best and found_best.remat and best.seconds == found_best.seconds == inf and _says_more(free, limits):
         return planned(found_best.remat.costs, found_best.remat.choice, limits)
     return found_best
 
@@ -262,7 +262,7 @@ def _hosting(best: "Variant", mesh: Mesh, limit: float, clock: Deadline, limits:
         free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
     else:
         free, kept = solve(program, mesh, pins, inf, clock, limits), None
-    quick = replace(_briefly(limits), memory_branch_boxes_smallest=0)
+    quick = replace(briefly(limits), memory_branch_boxes_smallest=0)
 
     def attempt(choice: HostChoice, limits: SearchLimits = quick) -> Variant:
         made = keep_on_host(program, choice.inputs, choice.outputs, pins.follows)
@@ -277,8 +277,8 @@ def _hosting(best: "Variant", mesh: Mesh, limit: float, clock: Deadline, limits:
         return replace(best, program=made, pins=with_host, outcome=outcome, hosting=known)
 
     moved = plan_hosting(HostCosts.of(free, pins, limit), attempt, clock)
-    if moved and moved.hosting and best.seconds == moved.seconds == inf:  # how much it would take
-        return attempt(moved.hosting.choice, _briefly(limits))
+    if moved and moved.hosting and best.seconds == moved.seconds == inf and _says_more(free, briefly(limits)):
+        return attempt(moved.hosting.choice, briefly(limits))
     return moved
 
 
@@ -324,7 +324,16 @@ def _moved_or_not(
     return replace(plans[0], plan=replace(plans[0].plan, notes=(*plans[0].plan.notes, note)))
 
 
-def _briefly(limits: SearchLimits) -> SearchLimits:
+def _says_more(free: SearchResult, limits: SearchLimits) -> bool:
+    """Return whether an error of a full search says more than one of a quick search: larger meshes, or a lower least.
+
+    Args:
+      free: of a program with at most as many nodes.
+    """
+    return limits.memory_mesh_doublings > 0 or len(free.model.nodes) <= limits.memory_branch_nodes
+
+
+def briefly(limits: SearchLimits) -> SearchLimits:
     """Return limits with which errors do not report on larger meshes, which takes longer than the search."""
     return replace(limits, memory_mesh_doublings=0)
 

@@ -10,7 +10,7 @@ A call goes down the stages of ``meshdsl.api.stages``, once per kind of call.
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, update_wrapper
+from functools import cached_property, partial, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
@@ -340,7 +340,7 @@ class Sharded(Generic[Params, Result]):
         if rows:
             raise ArgumentError(faults("limits of a frontier:", rows, "write bytes, or text like '60GiB'"))
         call = self._flatten(args, kwargs)
-        within = self._stages_of(call).plan_within
+        within = partial(self._stages_of(call).plan_within, is_brief=not given)
         simulated = self.options.overlap.simulates
         return frontier(call.name, within, points, [size for size in sizes if size is not None], simulated)
 

@@ -31,7 +31,7 @@ from meshdsl.api.calls import CallKind
 from meshdsl.api.executable import Executable
 from meshdsl.api.options import Options, donated_leaves
 from meshdsl.api.overlap_option import OFF
-from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
+from meshdsl.api.plan_variants import PlannedProgram, briefly, plan_best_variant
 from meshdsl.custom_rules import check_rules
 from meshdsl.errors import ArgumentError, MemoryLimitError, PinError, TraceError
 from meshdsl.ir.graph import Leaf, TracedProgram
@@ -223,9 +223,10 @@ class CallStages:
             return self._take_over(self.former)
         return self._plan(self.user_pins)
 
-    def _plan(self, pins: UserPins, memory: float | None = None) -> PlannedProgram:
+    def _plan(self, pins: UserPins, memory: float | None = None, is_brief: bool = False) -> PlannedProgram:
         o = self.options
         limits, remat, memory = EFFORTS[o.effort], o.remat != "off", o.memory if memory is None else memory
+        limits = briefly(limits) if is_brief else limits
         if o.host == "auto" and not o.mesh.topology.host_memory:
             raise ArgumentError(f"host='auto': {no_host_memory(o.mesh.topology)}")
         return plan_best_variant(
@@ -316,10 +317,14 @@ class CallStages:
         with self.settings.lowering():
             return self._plan(replace(self.user_pins, layouts=layouts)).plan
 
-    def plan_within(self, memory: float) -> Plan:
-        """Return a new plan of ``program`` within so many bytes per device, in place of the options' limit."""
+    def plan_within(self, memory: float, is_brief: bool = False) -> Plan:
+        """Return a new plan of ``program`` within so many bytes per device, in place of the options' limit.
+
+        Args:
+          is_brief: an error says the least memory found, and nothing of larger meshes.
+        """
         with self.settings.lowering():
-            return self._plan(self.user_pins, memory).plan
+            return self._plan(self.user_pins, memory, is_brief).plan
 
     @property
     def new_plan(self) -> PlannedProgram | None:
