@@ -385,9 +385,8 @@ COMPILED = f"""## Compiled
 
 {LAYERS} layers of two products, {WIDTH} and {2 * WIDTH} wide, {ROWS:,} rows in float32 on 8 devices: memory and FLOPs
 of products per device, of the plan and of the compiled program. If a compiler merged what is computed twice, its FLOPs
-would be fewer. *Computed again* is the share of the step's seconds. Where nothing is
-computed again, unrolled layers on GPUs take less than planned; programs for TPUs take less everywhere. Limits within
-which nothing fits have no row."""
+would be fewer. *Computed again* is the share of the step's seconds. Unrolled layers on GPUs take less than planned if
+nothing is computed again, and programs for TPUs take less everywhere. Limits within which nothing fits have no row."""
 
 if __name__ == "__main__":
     main()
