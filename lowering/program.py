@@ -299,7 +299,8 @@ def sharded_function(program: TracedProgram, solution: Solution, mesh: jax.shard
 
 
 def _is_number(x: jax.Array) -> bool:
-    return x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
+    is_array = hasattr(x, "nbytes")  # references are none
+    return is_array and x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _specs(layouts: Iterable[Layout], values: Sequence[Value | Literal]) -> tuple[PartitionSpec, ...]:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import numpy as np
+import jax.numpy as jnp
 
 from meshdsl.errors import shortened
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Source, Value, walk
@@ -59,15 +59,17 @@ class CheckpointsTaken(NamedTuple):
 def without_checkpoints(graph: Graph) -> CheckpointsTaken:
     """Returns a step, as it was read and before any pass but ``remove_identities``, without ``jax.checkpoint``.
 
-    The same graph if there is none.
+    The same graph if there is none, or none that can be taken out.
     """
     barred = [op.source for _, op in walk(graph) if starts_checkpoint(op)]
     if not barred and not _recomputes(graph):
         return CheckpointsTaken(graph, (), ())
     remover = _Remover(fresh_ids(graph))
     made = dce(remover.level(_without_identities(graph)))
-    taken = tuple(dict.fromkeys(map(str, [*barred, *remover.taken])))
-    return CheckpointsTaken(made, taken, tuple(dict.fromkeys(remover.kept)))
+    taken, kept = tuple(dict.fromkeys(map(str, [*barred, *remover.taken]))), tuple(dict.fromkeys(remover.kept))
+    if not remover.taken and (kept or not barred):
+        return CheckpointsTaken(graph, (), kept)
+    return CheckpointsTaken(made, taken, kept)
 
 
 def _recomputes(graph: Graph) -> bool:
@@ -95,8 +97,8 @@ def _without_identities(graph: Graph) -> Graph:
 def _keeps_precision(op: Op) -> bool:
     """Whether a rounding is to the precision that its operand has."""
     try:
-        known = np.finfo(op.outputs[0].dtype)
-    except ValueError:  # dtypes that numpy does not describe
+        known = jnp.finfo(op.outputs[0].dtype)
+    except ValueError:  # dtypes without a precision
         return False
     return (op.params["exponent_bits"], op.params["mantissa_bits"]) == (known.nexp, known.nmant)
 

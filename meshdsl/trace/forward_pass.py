@@ -37,7 +37,7 @@ class ForwardGraph:
         self.makers: dict[int, Op] = {}
         self.cursor = _INPUT  # of what moved last
         self._first: Table = {}  # per value, the first that is equal
-        self._equal: dict[Any, tuple[Value, ...]] = {}  # per expression, its results
+        self._equal: dict[Any, tuple[Value, ...] | None] = {}  # per expression, its results; None if they differ by run
         self._ops: list[Op] = []
         self._moved: dict[int, list[Op]] = defaultdict(list)
         self._loops: dict[int, ForwardLoop] = {}  # by id of the operation object
@@ -68,9 +68,13 @@ class ForwardGraph:
     def _enter(self, op: Op, position: Position) -> None:
         self.position.update((v.id, position) for v in op.outputs)
         self.makers.update((v.id, op) for v in op.outputs)
-        found = self._equal.setdefault(self._key(op), op.outputs)
-        for v, first in zip(op.outputs, found, strict=True) if found is not op.outputs else ():
-            self.merge(v, first)
+        key = self._key(op)
+        if op.effects and op.outputs:  # two runs are two results, of which nothing says which one is meant
+            self._equal[key] = None if key in self._equal else op.outputs
+        else:
+            found = self._equal.setdefault(key, op.outputs) or ()
+            for v, first in zip(op.outputs, found, strict=True) if found is not op.outputs else ():
+                self.merge(v, first)
         if op.name in ("scan", "cond"):
             self._loops[id(op)] = ForwardLoop(op, position, self)
 

@@ -91,6 +91,23 @@ def test_where_everything_fits_values_are_computed_again_only_if_that_is_faster(
     assert any(note.startswith("nothing is computed again") for note in plan.notes)
 
 
+@pytest.mark.parametrize("remat", ["off", "replace"])
+def test_references_are_read_in_their_order(remat):
+    def step(w, x):
+        def loss(w):
+            kept, total = jax.new_ref(w), 0.0
+            for k in (2.0, 3.0):
+                total += (jax.checkpoint(jnp.sin)(x @ w) * kept[...].sum()).mean()
+                kept[...] = k * w
+            return total
+
+        return w - jax.grad(loss)(w)
+
+    args = jnp.linspace(0, 1, 64).reshape(8, 8), jnp.linspace(-1, 1, 128).reshape(16, 8)
+    found = md.parallelize(step, "data=8", {"x": "data=S(0)", "w": "data=B"}, remat=remat)(*args)
+    assert jnp.allclose(found, jax.jit(step)(*args), rtol=1e-5)
+
+
 class Chosen(NamedTuple):
     seconds: float
     spare: float

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
 from meshdsl.ir.check import check_graph
-from meshdsl.ir.graph import LOOPS, walk
+from meshdsl.ir.graph import LOOPS, Literal, walk
 from meshdsl.ir.text import param_text
 from meshdsl.trace import trace
 from meshdsl.trace.forward_pass import _forward_scope
@@ -179,12 +180,41 @@ def test_blocks_of_a_shard_map():
     assert counts(found) == counts(plain)
 
 
+def test_results_of_effects_stay_apart():
+    """Two equal callbacks, and two reads of a reference with a write between, give two results."""
+    count = iter(range(1, 100))
+
+    def batch(like):
+        return io_callback(lambda: np.float32(next(count)) * np.ones(like.shape, np.float32), like, ordered=True)
+
+    def loss(w, x):
+        total, kept = 0.0, jax.new_ref(w)
+        for _ in range(2):
+            total += jax.checkpoint(layer)(batch(jax.typeof(x)) * kept[...].sum(), w).sum()
+            kept[...] = 2 * w
+        return total
+
+    program = trace(jax.grad(loss), (ARGS[0][0], ARGS[1]), checkpoints=False)
+    assert not program.checkpoints
+    for name in ("io_callback", "get"):
+        ops = [op for _, op in walk(program.graph) if op.name == name]
+        read = {x.id for _, op in walk(program.graph) for x in op.inputs if not isinstance(x, Literal)}
+        assert len(ops) == 2 and all(op.outputs[0].id in read for op in ops)
+
+
+def test_roundings_of_a_policy_go_in_bfloat16_too():
+    args = [x.astype(jnp.bfloat16) for x in ARGS]
+    found = trace(marked(scanned, POLICIES.dots_saveable), args, checkpoints=False)
+    assert operations(found) == operations(trace(step(scanned, lambda f: f), args))
+
+
 def test_what_cannot_be_taken_out_is_named():
     def loss(ws, x):
         return lax.cond(x[0, 0] > 0, lambda x: jax.checkpoint(layer)(x, ws[0]), jnp.sin, x).sum()
 
     why = "no loop of the forward pass belongs to the cond around it"
     found = trace(jax.grad(loss), ARGS, checkpoints=False)
+    assert found.checkpoints and not any("is taken out" in note for note in found.notes)
     assert re.fullmatch(
         rf"dot_general at test_checkpoints.py:\d+ is still computed again: {why} \(remat='replace'\)", found.notes[-1]
     )
