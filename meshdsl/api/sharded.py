@@ -290,7 +290,8 @@ class Sharded(Generic[Params, Result]):
           >>> sharded.with_pins({"params/embed": "model=S(0)"}).plan(*args).seconds
         """
         changed = parse_pin_changes(layouts, self.options.layouts, self.options.mesh)
-        other = Sharded(self.step, replace(self.options, plan=None, layouts=changed))
+        remat = self.options.remat if self.options.keeps_checkpoints else "replace"
+        other = Sharded(self.step, replace(self.options, plan=None, layouts=changed, remat=remat))
         if other.options.keeps_checkpoints == self.options.keeps_checkpoints:
             other._traced = self._traced
         found = {key: stages.new_plan for key, stages in self._stages.items()}

@@ -216,6 +216,7 @@ def test_replace_plans_the_step_as_if_it_had_no_checkpoint(tmp_path):
     loaded = md.load_plan(tmp_path / "plan.json")
     again = replacing(plan=loaded)
     assert loaded == plan and again.plan(*args) == plan
+    assert not again.with_pins({"weights": "model=S(2)"}).plan(*args).checkpoints
     found = again(*args)
     assert jnp.array_equal(found, plain(*args))
     assert jnp.allclose(found, jax.jit(checkpointed)(*args), rtol=1e-5, atol=1e-6)
