@@ -10,7 +10,7 @@ the first of them stands (``rings``).
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from math import inf, prod
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,14 @@ _DROP_BARRIERS = ("cpu",)  # platforms whose compilers drop barriers before they
 _FIRST_NUMBER = 1 << 16  # of opaque copies of loops and recomputation; smaller ones are those of repeated collectives
 
 
+class _Result(NamedTuple):
+    """A block of a result, by value and layout, with its bytes and the phase of its operation."""
+
+    key: tuple[int, Layout]
+    bytes: int
+    phase: str
+
+
 class LocalTarget(BlockTarget):
     """The blocks of one device by (value, layout).
 
@@ -58,7 +66,7 @@ class LocalTarget(BlockTarget):
       last_reads: per value that an operation reads, the id of the last one.
 
     Attributes:
-      late: blocks of results in their order, with their bytes and phases.
+      results: blocks of results of floating-point numbers, in their order.
     """
 
     def __init__(
@@ -72,7 +80,7 @@ class LocalTarget(BlockTarget):
     ) -> None:
         self.solution, self.repeats, self.numbers, self.rings = solution, repeats, numbers, rings
         self.drops_barriers, self.last_reads = drops_barriers, last_reads
-        self.late: list[tuple[tuple[int, Layout], int, str]] = []
+        self.results: list[_Result] = []
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
@@ -169,7 +177,7 @@ class LocalTarget(BlockTarget):
         made = run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
         if REMATTED not in op.scope and any(isinstance(x, Value) for x in op.inputs):
             here = zip(op.outputs, outputs, made, strict=True)
-            self.late += [((value.id, at), x.nbytes, op.phase) for value, at, x in here if _is_number(x)]
+            self.results += [_Result((value.id, at), x.nbytes, op.phase) for value, at, x in here if _is_number(x)]
         return made
 
     def _held_back(self, op: Op, arrays: Arrays) -> Arrays:
@@ -191,11 +199,11 @@ class LocalTarget(BlockTarget):
     def _late_result(self, op: Op, most: int) -> tuple[int, Layout] | None:
         """Returns the latest result of at most so many bytes, or else the smallest; None if there is none.
 
-        Something must read it after the operation: compilers drop the tie to any other. What is computed again waits
-        for the backward pass.
+        Something must read it after the operation: compilers drop the tie to any other. For what is computed again,
+        results of the forward pass do not count.
         """
         smallest, least = None, inf
-        for key, size, phase in reversed(self.late):
+        for key, size, phase in reversed(self.results):
             if (phase != FORWARD or op.name in TRANSFERS) and self.last_reads.get(key[0], -1) > op.id:
                 if size <= most:
                     return key

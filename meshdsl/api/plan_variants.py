@@ -22,7 +22,6 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any
 
 from meshdsl.api.buckets import plan_with_buckets
 from meshdsl.api.host import HostChoice, HostCosts, Hosting, by_need, plan_hosting
@@ -48,7 +47,7 @@ from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
 from meshdsl.recomputation.levels import kept_effects
-from meshdsl.recomputation.min_cut import RematChoice
+from meshdsl.recomputation.min_cut import RematChoice, Rewrite
 from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
 from meshdsl.util.text import bytes_text, percent_text, seconds_text
@@ -214,7 +213,7 @@ def _recomputing(
         free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
     else:
         free, kept = solve(program, mesh, best.pins, inf, clock, limits), None
-    quick, tried = replace(briefly(limits), memory_branch_boxes_smallest=0), dict[Any, Variant]()
+    quick, tried = replace(briefly(limits), memory_branch_boxes_smallest=0), dict[Rewrite, Variant]()
 
     def attempt(costs: ResidualCosts, choice: RematChoice) -> Variant:
         if choice.rewrite not in tried:

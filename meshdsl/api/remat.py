@@ -319,7 +319,7 @@ def plan_recomputing(
     while len(tried) < PLANS and not clock.expired():
         refused = max((i for i, plan in tried.items() if plan.seconds == inf), default=-1)
         factor = (excess + tried[best].spare) / saved[best] if saved[best] > 0 else 1.0  # of bytes that were saved
-        factor = max(1.0, factor)  # a plan takes more where there is room
+        factor = max(1.0, factor)  # less says nothing: plans fill the room that there is, as by keeping gathered values
         near = (i for k in AROUND if refused < (i := best + k) <= last and i not in tried)
         around = [i for i in near if i > best or factor * saved[i] >= ENOUGH * excess]
         if not around:

@@ -27,7 +27,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
-from meshdsl.ir.graph import Atom, Graph, Op
+from meshdsl.ir.graph import Atom, Graph, Op, Value
 
 T = TypeVar("T")
 ABSENT = -1  # the position of a port where it does not appear
@@ -136,6 +136,19 @@ def with_ports(op: Op, ports: Iterable[LoopPort], bodies: Sequence[Graph] | None
         params={**op.params, **_counts(op.name, chosen)},
         bodies=tuple(_with_interface(body, which, chosen) for which, body in enumerate(bodies)),
     )
+
+
+def reading_more(op: Op, body: Graph, more: Sequence[tuple[PortRole, Atom, Value]]) -> Op:
+    """Returns a scan with another body, which reads more than that of ``op``.
+
+    Args:
+      more: consts and slices, each with its operand and the input of the body that it is read as.
+    """
+    operands, inputs = len(op.inputs), len(body.inputs)
+    ports = [LoopPort(role, operands + k, ((0, inputs + k),)) for k, (role, _, _) in enumerate(more)]
+    body = replace(body, inputs=(*body.inputs, *(inside for _, _, inside in more)))
+    longer = replace(op, inputs=(*op.inputs, *(operand for _, operand, _ in more)))
+    return with_ports(longer, [*loop_ports(op), *ports], (body,))
 
 
 def _with_interface(body: Graph, which: int, ports: Sequence[LoopPort]) -> Graph:

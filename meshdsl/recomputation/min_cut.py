@@ -56,6 +56,9 @@ class RematPrices(NamedTuple):
     fused: frozenset[int] = frozenset()
 
 
+Rewrite = tuple[frozenset[int], frozenset[int]]  # ids of operations that run twice, and of their results that are kept
+
+
 class RematChoice(NamedTuple):
     """What is computed again and what is kept.
 
@@ -72,8 +75,8 @@ class RematChoice(NamedTuple):
     parts: frozenset[int]
 
     @property
-    def rewrite(self) -> tuple[frozenset[int], frozenset[int]]:
-        """What decides the program: the operations that run twice, and their results that are kept all the same."""
+    def rewrite(self) -> Rewrite:
+        """What decides the program; choices that differ in nothing else are one."""
         return self.ops, self.spared
 
 

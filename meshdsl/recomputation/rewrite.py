@@ -36,7 +36,7 @@ from jax.lax import optimization_barrier_p
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value, walk
 from meshdsl.ir.index import producers
-from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
+from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, reading_more, with_ports
 from meshdsl.ir.rewrite import Table, copied, fresh_ids, new_value, renumber, returning, substitute, values, with_ops
 from meshdsl.recomputation.levels import LayerLoops, is_mixed, layer_loops, reads_residual
 from meshdsl.trace.annotate import BACKWARD, count_trips
@@ -275,13 +275,12 @@ class _SliceReader:
             for port in ports
             if port.role is PortRole.STACK and isinstance(x := body.returned[port.outputs[0][1]], Value)
         }
-        self._ports = list(loop_ports(backward))
         self._known: dict[tuple[PortRole, int], Value] = {
             (port.role, backward.inputs[port.operand].id): backward.bodies[0].inputs[port.inputs[0][1]]
-            for port in self._ports
+            for port in loop_ports(backward)
             if port.role in (PortRole.CONST, PortRole.SLICE) and isinstance(backward.inputs[port.operand], Value)
         }
-        self._more: list[tuple[PortRole, Value, Value]] = []  # role, operand, input of the body
+        self._more: list[tuple[PortRole, Atom, Value]] = []  # role, operand, input of the body
 
     def __call__(self, x: Value) -> Atom:
         """Returns what the backward body has for a value of the forward body."""
@@ -302,11 +301,7 @@ class _SliceReader:
 
     def extended(self, body: Graph) -> Op:
         """Returns the backward scan with another body, and with what this was asked for."""
-        operands, inputs = len(self.backward.inputs), len(body.inputs)
-        more = [LoopPort(role, operands + k, ((0, inputs + k),)) for k, (role, _, _) in enumerate(self._more)]
-        body = replace(body, inputs=(*body.inputs, *(inside for _, _, inside in self._more)))
-        op = replace(self.backward, inputs=(*self.backward.inputs, *(operand for _, operand, _ in self._more)))
-        return with_ports(op, [*self._ports, *more], (body,))
+        return reading_more(self.backward, body, self._more)
 
 
 def _stacking(op: Op, more: Sequence[tuple[Value, Value]]) -> Op:

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from meshdsl.errors import shortened
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Source, Value, walk
-from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
+from meshdsl.ir.loops import PortRole, loop_ports, reading_more
 from meshdsl.ir.rewrite import Table, fresh_ids, new_value, substitute, values, with_ops
 from meshdsl.trace.forward_pass import TRANSPOSED, ForwardGraph, ForwardLoop, move_all
 from meshdsl.trace.passes.dce import dce
@@ -241,9 +241,5 @@ class _BackwardScan:
         body = self.op.bodies[0]
         self.loop.bodies[0].restart()
         ops = [each for op in body.ops for each in self._backward.without(op)]
-        operands, inputs = len(self.op.inputs), len(body.inputs)
-        more = [LoopPort(role, operands + k, ((0, inputs + k),)) for k, (role, _, _) in enumerate(self._more)]
-        body = replace(body, inputs=(*body.inputs, *(x for _, _, x in self._more)), ops=tuple(ops))
-        effects = any(op.effects for op in ops)
-        op = replace(self.op, inputs=(*self.op.inputs, *(x for _, x, _ in self._more)), effects=effects)
-        return with_ports(op, [*loop_ports(self.op), *more], (body,))
+        op = replace(self.op, effects=any(op.effects for op in ops))
+        return reading_more(op, with_ops(body, ops), self._more)
