@@ -1,6 +1,6 @@
 """Plans that choose what to compute again beside policies that people set; writes docs/evidence/remat.md.
 
-python -m bench.remat [MODEL ...] [--compile cpu dgx-h100:8 tpu-v5e:2x4]
+python -m bench.remat [MODEL ...] [--compile cpu dgx-h100:8 tpu-v5e:2x4] [--xla MODEL ...]
 
 Ten models are planned at shares of the memory of the best plan found without a limit: with ``remat="auto"``, and with
 the policies of MaxText (``Decoder.get_remat_policy`` in ``layers/nnx_decoders.py``; ``jax.checkpoint`` around each
@@ -14,13 +14,16 @@ without one is below the best policy found for that limit. Three points are deri
    the two plans in that proportion.
 
 With targets, steps that compute again are compiled for them, or for the CPU devices at hand, and compared with their
-plans. Results are cached in .cache/remat, one file per model or target.
+plans. With ``--xla``, plans that keep everything are compiled for H100s of so little memory that XLA computes again.
+Results are cached in .cache/remat, one file per model or target.
 """
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib import resources
 from math import inf
 from pathlib import Path
 from time import process_time
@@ -29,14 +32,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.topologies import get_topology_desc
 
 from bench.report import page_section, summarised, table, versions
-from meshdsl.api import Program, parallelize
+from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.errors import MemoryLimitError
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.aot_targets import CompileTarget, parse_target
+from meshdsl.lowering.hlo.flops import product_flops
+from meshdsl.lowering.hlo.parse import parse_module
+from meshdsl.lowering.hlo.schedule import read_schedule
+from meshdsl.lowering.shardings import device_mesh
+from meshdsl.lowering.verify import compiled_bytes
 from meshdsl.models import gpt, llama, mixture, recurrent, resnet, t5, vit
 from meshdsl.plan import Plan
-from meshdsl.util.text import bytes_text, percent_text, seconds_text
+from meshdsl.util.text import bytes_text, change_text, percent_text, seconds_text
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "evidence" / "remat.md"
@@ -44,6 +54,8 @@ CACHE = ROOT / ".cache" / "remat"
 SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.35)
 EQUAL = 1e-3  # relative difference of seconds that counts as none
 SEARCH = 3  # number of the search for what is computed again; rows of earlier ones are named on the page
+XLA_SHARES = (0.9, 0.35)  # that XLA compiles within
+V5E = "tpu-v5e:2x4"
 GAP = 0.05  # that the summary counts the wider ones of
 
 QKV = "query_proj key_proj value_proj"
@@ -82,18 +94,28 @@ class Case:
     topology: str
     sizes: dict[str, int]
 
+    @property
+    def devices(self) -> Mesh:
+        """The mesh on its topology."""
+        return Mesh.parse(self.mesh, self.topology)
+
     def program(self, policy: str) -> Program:
         """Returns the step under a policy."""
         options = {"remat": "none"} if policy == KEEP_ALL else {"remat": "all", "keep": POLICIES[policy]}
         config = replace(self.config, **options)
         return self.module.program(config, self.module.RULES[self.rules], **self.sizes)
 
+    def step(self, policy: str, memory: float, remat: str = "off") -> tuple[Sharded[..., Any], tuple[Any, ...]]:
+        """Returns the step to be planned within a limit of bytes, and its arguments."""
+        program = self.program(policy)
+        options: dict[str, Any] = {"rules": program.rules, "donate_argnums": (0, 1), "remat": remat}
+        return parallelize(program.step, self.devices, memory=memory, **options), program.args
+
     def plan(self, policy: str, memory: float, remat: str = "off") -> Plan | None:
         """Returns the plan within a limit of bytes; None if none fits."""
-        program, mesh = self.program(policy), Mesh.parse(self.mesh, self.topology)
-        step = parallelize(program.step, mesh, rules=program.rules, memory=memory, donate_argnums=(0, 1), remat=remat)
+        step, args = self.step(policy, memory, remat)
         try:
-            return step.plan(*program.args)
+            return step.plan(*args)
         except MemoryLimitError:
             return None
 
@@ -130,17 +152,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", help=f"of {', '.join(CASES)}; default: all")
     parser.add_argument("--compile", nargs="*", default=[], metavar="TARGET")
+    parser.add_argument("--xla", nargs="*", default=[], metavar="MODEL")
     arguments = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
     for target in arguments.compile:
         file = CACHE / f"compiled {target}.json"
         if not file.exists():
             file.write_text(json.dumps(list(compiled(target))))
+    for name in arguments.xla:
+        if name in STEPS:
+            mesh = Mesh(data=8, topology="dgx-h100")
+            compile_within(*small(STEPS[name], mesh, 1e15, "off"), mesh, CACHE / f"xla {name}.json")
+            continue
+        case = CASES[name]
+        compile_within(*case.step(KEEP_ALL, 1e15), case.devices, CACHE / f"xla {name}.json")
+        if case.topology == "tpu-v5e":
+            compile_within_chips(case, CACHE / f"xla {V5E} {name}.json")
     for name in arguments.models or CASES:
         measure(name, CACHE / f"{name}.json")
     programs = [json.loads(file.read_text()) for file in sorted(CACHE.glob("compiled *.json"))]
     models = [json.loads(file.read_text()) for name in CASES if (file := CACHE / f"{name}.json").exists()]
-    PAGE.write_text(page(models, [row for rows in programs for row in rows]))
+    within = {file.stem: json.loads(file.read_text()) for file in CACHE.glob("xla *.json")}
+    PAGE.write_text(page(models, [row for rows in programs for row in rows], within))
 
 
 def measure(name: str, file: Path) -> None:
@@ -154,7 +187,7 @@ def measure(name: str, file: Path) -> None:
         plan = case.plan(policy, 1e15)
         assert plan is not None
         free[policy] = plan
-    topology = Mesh.parse(case.mesh, case.topology).topology
+    topology = case.devices.topology
     plans = {policy: (plan.memory, plan.seconds) for policy, plan in free.items()}
     transfer = 1 / topology.host_store + 1 / topology.host_load if topology.host_memory else None
     found |= {"model": name, "plans": plans, "transfer": transfer}
@@ -219,17 +252,25 @@ def scanned(weights: Any, x: jax.Array) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
 
 
-def compiled(target: str) -> Iterator[dict[str, Any]]:
-    """Yields memory and FLOPs of steps within shares of the memory of their fastest plan, planned and compiled."""
+STEPS: dict[str, Callable[..., Any]] = {"unrolled": unrolled, "scanned": scanned}
+
+
+def small(step: Callable[..., Any], mesh: Mesh, memory: float, remat: str) -> tuple[Sharded[..., Any], tuple[Any, ...]]:
+    """Returns a step of layers to be planned within a limit of bytes, and its arguments."""
     shapes = (LAYERS, WIDTH, 2 * WIDTH), (LAYERS, 2 * WIDTH, WIDTH), (ROWS, WIDTH)
     up, down, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    return parallelize(step, mesh, {"x": "data=S(0)"}, memory=memory, donate_argnums=0, remat=remat), ((up, down), x)
+
+
+def compiled(target: str) -> Iterator[dict[str, Any]]:
+    """Yields memory and FLOPs of steps within shares of the memory of their fastest plan, planned and compiled."""
     mesh = Mesh(data=8, topology=target.partition(":")[0])
-    for step in (unrolled, scanned):
+    for step in STEPS.values():
 
         def at(memory: float, remat: str, step: Callable[..., Any] = step) -> dict[str, Any]:
-            sharded = parallelize(step, mesh, {"x": "data=S(0)"}, memory=memory, donate_argnums=0, remat=remat)
-            plan = sharded.plan((up, down), x)
-            held = sharded.verify((up, down), x, **({} if target == "cpu" else {"target": target})).held
+            sharded, args = small(step, mesh, memory, remat)
+            plan = sharded.plan(*args)
+            held = sharded.verify(*args, **({} if target == "cpu" else {"target": target})).held
             assert held is not None
             again = plan.recomputation.seconds / plan.seconds if plan.recomputation else 0.0
             return {
@@ -247,11 +288,89 @@ def compiled(target: str) -> Iterator[dict[str, Any]]:
                 jax.clear_caches()
 
 
+# ---- XLA's own -------------------------------------------------------------------------------------------------------
+# XLA's pass ``rematerialization`` computes instructions of the scheduled program again, one at a time, while it needs
+# more memory than a limit. For GPUs that is 80% of the device's memory, less arguments and results that are not
+# donated, times ``xla_gpu_memory_limit_slop_factor`` in percent (``GetSchedulerMemoryLimit`` in xla/service/gpu). The
+# pass counts those too, so they are added to the memory that the compiler is told of. For TPUs the limit is
+# ``xla_tpu_max_hbm_size_mib``, if the chip has more; their compiler refuses a program that does not fit.
+
+
+def compile_within(step: Sharded[..., Any], args: tuple[Any, ...], mesh: Mesh, file: Path) -> None:
+    """Compiles a planned step for H100s, without a limit and with XLA's at shares of the memory that it takes."""
+    rows = json.loads(file.read_text()) if file.exists() else []
+    missing = [share for share in (None, *XLA_SHARES) if all(share != row["share"] for row in rows)]
+    if not missing:
+        return
+    stages = step.stages(*args)
+    for share in missing:
+        memory = share * rows[0]["memory"] + rows[0]["undonated"] if share else 1e15
+        lowered = stages.executable_on(device_mesh(mesh, _h100s(mesh.size, memory / 0.8))).lowered
+        options = {"xla_gpu_memory_limit_slop_factor": 100, "xla_gpu_enable_triton_gemm": True}
+        try:
+            compiled = lowered.compile(options)
+        except jax.errors.JaxRuntimeError:  # Triton tiles not every product; cuBLAS has them all
+            options["xla_gpu_enable_triton_gemm"] = False
+            compiled = lowered.compile(options)
+        module = parse_module(compiled.as_text() or "")
+        held = compiled.memory_analysis()
+        undonated = held.argument_size_in_bytes + held.output_size_in_bytes - 2 * held.alias_size_in_bytes
+        row = {"share": share, "memory": compiled_bytes(compiled), "undonated": undonated}
+        row |= {
+            "flops": product_flops(module),
+            "computing": read_schedule(module, mesh).computing,
+            "planned": stages.planned.plan.seconds,
+            "triton": options["xla_gpu_enable_triton_gemm"],
+        }
+        rows.append(row)
+        file.write_text(json.dumps(rows))
+        print(file.stem, rows[-1], flush=True)
+
+
+def compile_within_chips(case: Case, file: Path) -> None:
+    """Compiles the plan that keeps everything for the TPUs of its topology, within shares of its memory."""
+    if file.exists():
+        return
+    step, args = case.step(KEEP_ALL, 1e15)
+    stages, mesh, rows = step.stages(*args), case.devices, list[dict[str, Any]]()
+    devices = device_mesh(mesh, parse_target(V5E).devices(mesh))
+    for share in SHARES:
+        limit = share * stages.planned.plan.memory
+        if limit > mesh.topology.memory:
+            continue
+        try:
+            compiled = stages.executable_on(devices).lowered.compile({"xla_tpu_max_hbm_size_mib": int(limit / 2**20)})
+            row = {"memory": compiled_bytes(compiled), "needs": None}
+        except jax.errors.JaxRuntimeError as error:
+            found = re.search(r"HLO temporaries \(([\d.]+)([MG])\)", str(error))
+            if found is None:
+                raise
+            row = {"memory": None, "needs": float(found[1]) * {"M": 2**20, "G": 2**30}[found[2]]}
+        rows.append({"share": share, "limit": limit} | row)
+        print(file.stem, rows[-1], flush=True)
+    file.write_text(json.dumps(rows))
+
+
+def _h100s(count: int, memory: float) -> list[jax.Device]:
+    """Returns H100s to compile for, whose compiler takes them to have so many bytes."""
+    CompileTarget("dgx-h100", (count // 8, 8)).devices(Mesh(data=count))  # loads the compiler
+    about = (resources.files("meshdsl.lowering") / "h100.txtpb").read_text()
+    about = re.sub(r"device_memory_size: \d+", f"device_memory_size: {memory:.0f}", about)
+    found: list[jax.Device] = get_topology_desc(
+        "h100", "cuda", topology=f"1x{count // 8}x8", target_config=about
+    ).devices
+    return found
+
+
 # ---- Page ------------------------------------------------------------------------------------------------------------
 
 
-def page(models: list[dict[str, Any]], programs: list[dict[str, Any]]) -> str:
-    """Returns the text of docs/evidence/remat.md."""
+def page(models: list[dict[str, Any]], programs: list[dict[str, Any]], within: dict[str, list[dict[str, Any]]]) -> str:
+    """Returns the text of docs/evidence/remat.md.
+
+    Args:
+      within: what compilers made within limits, by the name of its file.
+    """
     header = (
         *("model", "limit", "best policy", "step", "offloaded", "per layer", 'remat="auto"', "gap"),
         *("computed again", "planning"),
@@ -264,10 +383,12 @@ def page(models: list[dict[str, Any]], programs: list[dict[str, Any]]) -> str:
         sections.append(f"Not run: {', '.join(missing)}.")
     if old := [model["model"] for model in models if any(row.get("search", 1) < SEARCH for row in model["rows"])]:
         sections.append(f"{EARLIER} {', '.join(old)}.")
+    if within:
+        sections += [XLA, _xla_table(within, models), XLA_TPU, _xla_tpu_table(within)]
     written = PAGE.read_text() if PAGE.exists() else ""
     before = "\n".join(page_section(written, COMPILED)).strip()
     sections += [made, f"{COMPILED}\n\n{_compiled(programs)}" if programs else before]
-    return summarised("\n\n".join(sections) + "\n", *_short(models))
+    return summarised("\n\n".join(sections) + "\n", *_short(models, within))
 
 
 def _compiled(programs: list[dict[str, Any]]) -> str:
@@ -337,24 +458,71 @@ def _per_layer(model: dict[str, Any], limit: float) -> float:
     return min(found, default=inf)
 
 
-def _short(models: list[dict[str, Any]]) -> list[str]:
+def _by_xla(programs: list[dict[str, Any]], share: float) -> float:
+    """Returns the seconds of the best program that XLA compiled and that fits within a share; infinite if none does.
+
+    Those of the plan, and the computation of the program beyond that of the one without a limit.
+    """
+    free, *_ = programs
+    fits = [row["computing"] for row in programs if row["memory"] <= share * free["memory"]]
+    return min((free["planned"] + seconds - free["computing"] for seconds in fits), default=inf)
+
+
+def _xla_table(within: dict[str, list[dict[str, Any]]], models: list[dict[str, Any]]) -> str:
+    rows, planned = [], {model["model"]: model["plans"][KEEP_ALL][0] for model in models}
+    for name in (*CASES, *STEPS):
+        if programs := within.get(f"xla {name}"):
+            free, *limited = programs
+            fits = {share: seconds for share in SHARES if (seconds := _by_xla(programs, share)) < inf}
+            shown = ", ".join(f"{percent_text(share)}: {seconds_text(seconds)}" for share, seconds in fits.items())
+            products = "Triton" if free["triton"] else "cuBLAS"
+            cells = [_xla_cell(free, row) for share in XLA_SHARES for row in limited if row["share"] == share]
+            memory = bytes_text(free["memory"]) + (
+                f" ({free['memory'] / planned[name]:.2f})" if name in planned else ""
+            )
+            rows.append([name, products, memory, *cells, shown or "none"])
+    limits = (f"limit of {percent_text(share)}" for share in XLA_SHARES)
+    return table(("model", "products", "no limit", *limits, "fits within"), rows)
+
+
+def _xla_cell(free: dict[str, Any], row: dict[str, Any]) -> str:
+    memory, flops = f"{100 * row['memory'] / free['memory']:.1f}%", change_text(row["flops"] / free["flops"] - 1)
+    return f"{memory}, FLOPs {flops}, {seconds_text(row['computing'] - free['computing'])}"
+
+
+def _xla_tpu_table(within: dict[str, list[dict[str, Any]]]) -> str:
+    rows = []
+    for name in CASES:
+        if programs := within.get(f"xla {V5E} {name}"):
+            found = {row["share"]: f"fits, {bytes_text(row['memory'])}" for row in programs if row["memory"]}
+            found |= {row["share"]: f"needs {bytes_text(row['needs'])}" for row in programs if row["needs"]}
+            rows.append([name, *(found.get(share, "") for share in SHARES)])
+    return table(("model", *map(percent_text, SHARES)), rows)
+
+
+def _short(models: list[dict[str, Any]], within: dict[str, list[dict[str, Any]]]) -> list[str]:
     rows = [(model, row) for model in models for row in model["rows"]]
-    ours = [row["auto"] or inf for _, row in rows]
 
-    def counts(others: list[float]) -> str:
-        faster = sum(a < b * (1 - EQUAL) for a, b in zip(ours, others, strict=True))
-        slower = sum(a > b * (1 + EQUAL) for a, b in zip(ours, others, strict=True))
-        return f"faster in {faster}, slower in {slower}"
+    def counts(others: list[float | None]) -> str:
+        """Counts the limits of which there is another step time."""
+        pairs = [(row["auto"] or inf, other) for (_, row), other in zip(rows, others, strict=True) if other is not None]
+        faster, slower = sum(a < b * (1 - EQUAL) for a, b in pairs), sum(a > b * (1 + EQUAL) for a, b in pairs)
+        return f"faster in {faster}, slower in {slower}" + (f" of {len(pairs)}" if len(pairs) < len(rows) else "")
 
-    limits = [row["share"] * model["plans"][KEEP_ALL][0] for model, row in rows]
-    layers = [_per_layer(model, limit) for (model, _), limit in zip(rows, limits, strict=True)]
+    policies = [row["best"] or inf for _, row in rows]
+    layers = [_per_layer(model, row["share"] * model["plans"][KEEP_ALL][0]) for model, row in rows]
+    programs = [within.get(f"xla {model['model']}") for model, _ in rows]
+    xla = [found and _by_xla(found, row["share"]) for found, (_, row) in zip(programs, rows, strict=True)]
+    best = [least if other is None else min(least, other) for least, other in zip(layers, xla, strict=True)]
+    fits = sum(other is not None and other < inf for other in xla)
     gaps = [row["gap"] for _, row in rows if row["gap"] is not None]
     wide, took = sum(gap > GAP for gap in gaps), max(row["took"] for _, row in rows)
     return [
         f'At {len(rows)} limits of {len(models)} models, the plan with `remat="auto"` is, beside the best policy of',
-        f"MaxText, {counts([row['best'] or inf for _, row in rows])}, and beside the best two policies, each for a",
-        f"part of the layers, {counts(layers)}. The largest gap is {percent_text(max(gaps))} ({wide} above 5%), and",
-        f"the longest planning took {took:.0f} s.",
+        f"MaxText, {counts([*policies])}; beside the best two policies, each for a part of the layers,",
+        f"{counts([*layers])}; beside XLA's own rematerialisation, {counts(xla)}",
+        f"(XLA's fits within {fits}); beside the best of all, {counts([*best])}.",
+        f"The largest gap is {percent_text(max(gaps))} ({wide} above 5%), and the longest planning took {took:.0f} s.",
     ]
 
 
@@ -377,10 +545,28 @@ parameters and optimizer state. Columns of seconds are predicted step times, all
   without a limit, in that proportion. A loop over layers treats all of them alike, so `remat="auto"` has no such
   choice.
 - *remat="auto"*: on the step without `jax.checkpoint`. *gap*: of the layouts, given what is computed again. What is
-  computed again is found by a search without a bound.
-
-Rematerialisation by XLA itself is not compared: it is not expressed in plans."""
+  computed again is found by a search without a bound."""
 EARLIER = """Rows of an earlier search for what is computed again, which may be slower than plans found since:"""
+XLA = """## XLA's own rematerialisation
+
+The plan that keeps everything, compiled for H100s (jax-cuda12-plugin) without a limit, and with XLA's at shares of the
+memory that the program then takes:
+
+- *no limit*: the program's memory, and how many times the plan's that is.
+- *limit of*: memory beside the program without a limit, change of the FLOPs of products, and seconds of computation
+  more, read from the program's schedule at the prices of the model's topology.
+- *fits within*: shares that one of these programs fits, and the step time: the plan's, and those seconds.
+
+The compiler has no devices on which to choose products: it takes Triton's, or cuBLAS where those fail to compile. The
+last two rows are the steps of the next section.
+
+The pass (`xla/hlo/transforms/simplifiers/hlo_rematerialization.cc`) runs over the scheduled program. On GPUs it
+computes one instruction at a time again, never a loop or a library's call, and only within a computation: what a loop
+over layers stacks for the backward pass is a result of the loop, so it stays. Inside of both loops' bodies it still
+computes fusions again, since the limit is exceeded there too, which costs time and saves nothing. Where the memory
+falls, most of it does because XLA orders the program otherwise within a limit."""
+XLA_TPU = f"""The same for {V5E} (libtpu, with `xla_tpu_max_hbm_size_mib` as limit), at shares of the plan's memory that
+are less than a chip has. The compiler refuses a program that does not fit, with the size of its temporary values:"""
 COMPILED = f"""## Compiled
 
 {LAYERS} layers of two products, {WIDTH} and {2 * WIDTH} wide, {ROWS:,} rows in float32 on 8 devices: memory and FLOPs
