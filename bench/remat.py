@@ -507,7 +507,7 @@ def _short(models: list[dict[str, Any]], within: dict[str, list[dict[str, Any]]]
         """Counts the limits of which there is another step time."""
         pairs = [(row["auto"] or inf, other) for (_, row), other in zip(rows, others, strict=True) if other is not None]
         faster, slower = sum(a < b * (1 - EQUAL) for a, b in pairs), sum(a > b * (1 + EQUAL) for a, b in pairs)
-        return f"faster in {faster}, slower in {slower}" + (f" of {len(pairs)}" if len(pairs) < len(rows) else "")
+        return f"{faster} faster, {slower} slower" + (f" of {len(pairs)}" if len(pairs) < len(rows) else "")
 
     policies = [row["best"] or inf for _, row in rows]
     layers = [_per_layer(model, row["share"] * model["plans"][KEEP_ALL][0]) for model, row in rows]
@@ -518,10 +518,9 @@ def _short(models: list[dict[str, Any]], within: dict[str, list[dict[str, Any]]]
     gaps = [row["gap"] for _, row in rows if row["gap"] is not None]
     wide, took = sum(gap > GAP for gap in gaps), max(row["took"] for _, row in rows)
     return [
-        f'At {len(rows)} limits of {len(models)} models, the plan with `remat="auto"` is, beside the best policy of',
-        f"MaxText, {counts([*policies])}; beside the best two policies, each for a part of the layers,",
-        f"{counts([*layers])}; beside XLA's own rematerialisation, {counts(xla)}",
-        f"(XLA's fits within {fits}); beside the best of all, {counts([*best])}.",
+        f'At {len(rows)} limits of {len(models)} models, `remat="auto"` beside the best policy of MaxText:',
+        f"{counts([*policies])}; the best two policies, each for a part of the layers: {counts([*layers])};",
+        f"XLA's own rematerialisation: {counts(xla)} (it fits within {fits}); the best of all: {counts([*best])}.",
         f"The largest gap is {percent_text(max(gaps))} ({wide} above 5%), and the longest planning took {took:.0f} s.",
     ]
 
