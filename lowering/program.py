@@ -133,7 +133,7 @@ class LocalTarget(BlockTarget):
         ring = self.rings.get(op.id)
         if op.name in TRANSFERS:
             to_device, array = op.name == TO_DEVICE, operand(self, op, 0)
-            if to_device and not self.drops_barriers:  # compilers load as early as they can, whatever memory that takes
+            if to_device and self.results and not self.drops_barriers:  # compilers load as early as they can
                 (array,) = self._held_back(op, (array,))
             self.define(
                 op.outputs[0], jax.device_put(array, jax.memory.Space.Device if to_device else jax.memory.Space.Host)

@@ -27,7 +27,7 @@ from meshdsl.api.buckets import plan_with_buckets
 from meshdsl.api.host import HostChoice, HostCosts, Hosting, by_need, plan_hosting
 from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
-from meshdsl.api.remat import NEGLIGIBLE, Remat, ResidualCosts, plan_recomputing
+from meshdsl.api.remat import NEGLIGIBLE, Means, Remat, ResidualCosts, plan_recomputing
 from meshdsl.errors import MemoryLimitError, shortened
 from meshdsl.ir.graph import Op, TracedProgram, Value, walk
 from meshdsl.ir.host import keep_on_host
@@ -173,13 +173,18 @@ def plan_best_variant(
     with worker_pool() as start:
         best = best.polished(start)
         limit = mesh.topology.memory if memory is None else memory
+        recompute = partial(_recomputing, mesh=mesh, user_pins=user_pins, limit=limit, clock=clock, limits=limits)
         moved = _hosting(best, mesh, limit, clock, limits) if host else None
+        if host:
+            sent = [recompute(each, Means(remat, host)) for each in (best, moved) if each]
+            if remat and not any(each and each.seconds < inf for each in (moved, *sent)):
+                sent.append(recompute(best, Means(False, host)))
+            using = (each for each in (moved, *sent) if each and any(each.host_counts.values()))
+            moved = min(using, key=by_need, default=None)
         if remat:
-            again = _recomputing(best, mesh, user_pins, limit, clock, limits)
-            both = _recomputing(moved, mesh, user_pins, limit, clock, limits) if moved else None
+            again = recompute(best, Means(remat, False))
             best, remarks = _with_or_without(best, again and again.polished(start), clock)
             notes += remarks
-            moved = min((each for each in (moved, both) if each), key=by_need, default=None)
         notes = [*program.notes, *_constant_notes(best), *notes]
         if host:
             finish = partial(_finish, overlap=overlap, start=start)
@@ -199,9 +204,18 @@ _SHORT = (0.75, 0.5)
 
 
 def _recomputing(
-    best: "Variant", mesh: Mesh, user_pins: UserPins, limit: float, clock: Deadline, limits: SearchLimits
+    best: "Variant",
+    means: Means,
+    mesh: Mesh,
+    user_pins: UserPins,
+    limit: float,
+    clock: Deadline,
+    limits: SearchLimits,
 ) -> "Variant | None":
-    """Return the fastest variant found that computes residuals again; None if that cannot be of use.
+    """Return the fastest variant found that does not keep all residuals on the device; None if that cannot be of use.
+
+    Args:
+      means: what may become of them.
 
     Where the plan that keeps everything does not feel the memory limit, recomputation must promise to save traffic. If
     none fits, something is tried whatever the clock says.
@@ -231,14 +245,14 @@ def _recomputing(
             outcome = error
         return replace(best, program=made.program, pins=pins, outcome=outcome, remat=known)
 
-    whole, excess = ResidualCosts.of(free, 0.0), free.peak.bytes - limit
+    whole, excess = ResidualCosts.of(free, 0.0, means), free.peak.bytes - limit
     if excess <= 0 and whole.promise <= NEGLIGIBLE * free.seconds:
         return None
     found_best = plan_recomputing(whole, excess, partial(attempt, whole), clock)
     for short in (limit, *(part * limit for part in _SHORT)) if excess > 0 else ():
         if found_best and found_best.seconds < best.seconds and (short < limit or clock.expired()):
             break
-        costs = ResidualCosts.of(free, short)
+        costs = ResidualCosts.of(free, short, means)
         again = None if costs.held == whole.held else plan_recomputing(costs, excess, partial(attempt, costs), clock)
         found_best = again if again and not (found_best and found_best.seconds <= again.seconds) else found_best
         if best.seconds < inf and clock.expired():
@@ -301,9 +315,9 @@ def _moved_or_not(
             why = "the fastest plan without that fits the memory"
         elif isinstance(best.outcome, SearchResult) and clock.has_stopped:
             why = "the time limit was up before it was tried"
-        return finish(best, [*notes, f"no input is moved to the host's memory: {why} (host='auto')"])
-    count = len(moved.hosting.choice.inputs) if moved.hosting else 0
-    moving = "1 input" if count == 1 else f"{count} inputs"
+        return finish(best, [*notes, f"nothing is moved to the host's memory: {why} (host='auto')"])
+    counts = moved.host_counts.items()
+    moving = " and ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in counts if count)
     if isinstance(moved.outcome, MemoryLimitError):
         if isinstance(best.outcome, MemoryLimitError) and by_need(moved) < by_need(best):
             again = f" and activations computed again ({_asked(best)})" if moved.remat else ""
@@ -311,7 +325,7 @@ def _moved_or_not(
             error = MemoryLimitError("\n".join((str(moved.outcome), text)))
             error.least = moved.outcome.least
             raise error
-        return finish(best, [*notes, "no input is moved to the host's memory (host='auto'): no plan that does fits"])
+        return finish(best, [*notes, "nothing is moved to the host's memory (host='auto'): no plan that does fits"])
     if isinstance(best.outcome, MemoryLimitError):
         return finish(moved, notes)
     plans = finish(best, notes), finish(moved, notes)
@@ -319,7 +333,7 @@ def _moved_or_not(
     if moves < stays:
         return plans[1]
     times = f"{seconds_text(stays)}; with {moving} there, {seconds_text(moves)}"
-    note = f"no input is moved to the host's memory (host='auto'): {times}"
+    note = f"nothing is moved to the host's memory (host='auto'): {times}"
     return replace(plans[0], plan=replace(plans[0].plan, notes=(*plans[0].plan.notes, note)))
 
 
@@ -461,6 +475,12 @@ class Variant:
     def least(self) -> float:
         """The least bytes found if none fits; infinite if they are not known."""
         return (self.outcome.least or inf) if isinstance(self.outcome, MemoryLimitError) else 0.0
+
+    @property
+    def host_counts(self) -> dict[str, int]:
+        """How many inputs and residuals it keeps in the host's memory by the planner's choice."""
+        inputs = len(self.hosting.choice.inputs) if self.hosting else 0
+        return {"input": inputs, "residual": len(self.remat.choice.hosted) if self.remat else 0}
 
     def uneven_seconds(self, n: int) -> float:
         """Return about the seconds that not dividing dims of a length takes; infinite if no plan fits the memory."""

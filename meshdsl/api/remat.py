@@ -39,6 +39,7 @@ from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.variables import OpClasses
 from meshdsl.planner.solve import SearchResult
+from meshdsl.recomputation.hosting import hostable
 from meshdsl.recomputation.levels import layer_loops, levels, reads_residual, recomputable
 from meshdsl.recomputation.min_cut import RematChoice, RematPrices, cheapest_recomputation
 from meshdsl.recomputation.rewrite import Recomputing
@@ -61,6 +62,13 @@ NEGLIGIBLE = 1e-3  # share of the seconds of a choice that is not worth a plan
 # ---- What residuals hold, and what operations take -------------------------------------------------------------------
 
 
+class Means(NamedTuple):
+    """What may become of residuals besides keeping them: to be computed again, to wait in the host's memory."""
+
+    recompute: bool
+    host: bool
+
+
 class Rung(NamedTuple):
     """A choice and the price of memory at which it is the cheapest, in seconds per byte."""
 
@@ -80,6 +88,9 @@ class ResidualCosts:
       traffic: by value id, the seconds per step to write and read a value that is kept, where a recomputed one is not.
       again: by op id, the seconds per step that running an operation twice adds.
       twice: by op id, the seconds per step of its second run, whatever becomes of the first.
+      transfers: by value id, the seconds per step to send a value to the host's memory and to bring it back, as far as
+        it may wait there.
+      room: bytes of the host's memory, per device.
       views: ids of values outside of loops that are their operands.
       fused: ids of values outside of loops that take no memory: views, and what is fused with its reader.
       reasons: names of values.
@@ -92,12 +103,14 @@ class ResidualCosts:
     traffic: Mapping[int, float]
     again: Mapping[int, float]
     twice: Mapping[int, float]
+    transfers: Mapping[int, float]
+    room: float
     views: frozenset[int]
     fused: frozenset[int]
     reasons: Reasons
 
     @classmethod
-    def of(cls, found: SearchResult, limit: float) -> "ResidualCosts":
+    def of(cls, found: SearchResult, limit: float, means: Means) -> "ResidualCosts":
         """Returns the costs under the plan of a search; memory is short where that plan exceeds a limit."""
         problem, solution = found.model.problem, found.unproved_solution
         graph, s = problem.program.graph, solution
@@ -117,8 +130,12 @@ class ResidualCosts:
         fused = views.union(v for v, number in numbers.items() if not is_stored[number])
         held |= dict.fromkeys(views, 0)
         kept = frozenset[int]().union(*(boundary_ops(level, held, views) for level in levels(graph)))
-        ops_twice = recomputable(problem.program) - kept
-        return cls(problem.program, ops_twice, held, lasting, traffic, again, twice, views, fused, reasons)
+        ops_twice = recomputable(problem.program) - kept if means.recompute else frozenset[int]()
+        transfers = _transfer_seconds(graph, s) if means.host else {}
+        given = (graph.inputs[i] for i in graph.hosted)
+        room = s.mesh.topology.host_memory - sum(_local_bytes(x, s) for x in given)
+        prices = twice, transfers, room
+        return cls(problem.program, ops_twice, held, lasting, traffic, again, *prices, views, fused, reasons)
 
     def choice(self, price: float, kept: frozenset[int] = frozenset()) -> RematChoice:
         """Returns the cheapest choice at a price of memory in seconds per byte.
@@ -128,9 +145,12 @@ class ResidualCosts:
         """
         sizes = {v: 0 if v in kept else size for v, size in self.held.items()}
         prices = {v: price * size * (1 + LONGEST * self.lasting.get(v, 0.0)) for v, size in sizes.items()}
-        return self._cut(
+        hosted = frozenset(v for v, seconds in self.transfers.items() if seconds < prices.get(v, 0.0))
+        prices |= {v: self.transfers[v] for v in hosted}
+        choice = self._cut(
             {v: prices.get(v, 0.0) + self.traffic.get(v, 0.0) for v in {**prices, **self.traffic}}, self.again
         )
+        return choice._replace(hosted=choice.kept & hosted)
 
     def _cut(self, prices: Mapping[int, float], again: Mapping[int, float]) -> RematChoice:
         kept = {**prices, **dict.fromkeys(self.views, inf)}
@@ -146,13 +166,16 @@ class ResidualCosts:
         ]
         between = [Rung(self.choice(price), price) for price in _between(rungs)]
         rungs = sorted([*rungs, *between], key=lambda rung: rung.price)
-        return list({rung.choice.rewrite: rung for rung in reversed(rungs) if rung.choice.ops}.values())[::-1]
+        changing = (rung for rung in reversed(rungs) if rung.choice.ops or rung.choice.hosted)
+        changing = (rung for rung in changing if sum(self.held[v] for v in rung.choice.hosted) <= self.room)
+        return list({rung.choice.rewrite: rung for rung in changing}.values())[::-1]
 
     @cached_property
     def _middle_price(self) -> float:
-        """The price at which all values together are worth as much as all operations."""
+        """The price at which all values together are worth as much as all operations and transfers."""
         size = sum(self.held.values())
-        return sum(self.twice.get(op, 0.0) for op in self.ops) / size if size else 0.0
+        work = sum(self.twice.get(op, 0.0) for op in self.ops) + sum(self.transfers.values())
+        return work / size if size else 0.0
 
     @cached_property
     def as_written(self) -> RematChoice:
@@ -175,12 +198,13 @@ class ResidualCosts:
 
     def bytes(self, choice: RematChoice) -> int:
         """Returns the bytes on a device of all that a choice keeps where memory is short."""
-        return sum(self.held.get(v, 0) for v in choice.kept)
+        return sum(self.held.get(v, 0) for v in choice.kept - choice.hosted)
 
     def seconds(self, choice: RematChoice) -> float:
-        """Returns the seconds per step of what a choice computes again, and of traffic of what it keeps."""
+        """Returns the seconds per step of what a choice computes again and sends, and of traffic of what it keeps."""
         again = sum(self.again.get(op, 0.0) for op in choice.parts)
-        return again + sum(self.traffic.get(v, 0.0) for v in choice.kept)
+        sent = sum(self.transfers[v] for v in choice.hosted)
+        return again + sent + sum(self.traffic.get(v, 0.0) for v in choice.kept)
 
 
 def _between(rungs: Sequence[Rung]) -> Iterator[float]:
@@ -194,7 +218,6 @@ def _gaps(
     level: Graph, solution: Solution, fullest: Mapping[int, int], limit: float
 ) -> Iterator[tuple[Value, int, float]]:
     """Yields the values of a level's forward pass with their bytes on a device and how long they would be kept."""
-    sizes = solution.mesh.sizes_by_name
     position = {op.id: i for i, op in enumerate(level.ops)}
     over = [0, *accumulate(fullest[op.id] > limit for op in level.ops)]
     needed = dict[int, int]()
@@ -208,7 +231,7 @@ def _gaps(
                 needed[x.id] = min(first, needed.get(x.id, first))
 
     def local(v: Value) -> int:
-        return int(prod(solution.layouts[v.id].local_shape(v.shape, sizes)) * v.itemsize)
+        return _local_bytes(v, solution)
 
     def part(start: int, stop: int) -> tuple[int, float]:
         return over[stop] - over[start], (stop - start) / len(level.ops)
@@ -223,6 +246,10 @@ def _gaps(
         body, length = loops.forward.bodies[0], loops.forward.params["length"]
         for v in (*body.inputs, *(v for op in body.ops for v in op.outputs)):
             yield v, length * local(v) if full else 0, lasting
+
+
+def _local_bytes(v: Value, solution: Solution) -> int:
+    return int(prod(solution.layouts[v.id].local_shape(v.shape, solution.mesh.sizes_by_name)) * v.itemsize)
 
 
 def seconds_again(program: TracedProgram, solution: Solution, times: OpTimes) -> dict[int, float]:
@@ -261,6 +288,20 @@ def _with_traffic(
                 traffic[v.id] = once * (use.fused + (not use.written and (use.fused or not use.idle)))
                 again[op.id] = 0.0 if use.idle else max(0.0, again[op.id] - once * use.fused)
     return traffic, again
+
+
+def _transfer_seconds(graph: Graph, solution: Solution) -> dict[int, float]:
+    """Returns the seconds per step to send values to the host's memory and back, by the ids of those that can be."""
+    topology, can = solution.mesh.topology, hostable(graph)
+    defined = [(graph.trips, v) for v in graph.inputs]
+    defined += [(body.trips, v) for _, op in walk(graph) for body in op.bodies for v in body.inputs]
+    defined += [(home.trips, v) for home, op in walk(graph) for v in op.outputs]
+    found = dict[int, float]()
+    for trips, v in defined:
+        if v.id in can:
+            per_byte = 1 / topology.host_load + 1 / topology.host_store
+            found[v.id] = trips * (_local_bytes(v, solution) * per_byte + 2 * topology.overhead)
+    return found
 
 
 # ---- Plans -----------------------------------------------------------------------------------------------------------
@@ -352,14 +393,14 @@ def _filled(costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematC
 def _worth_keeping(
     costs: ResidualCosts, rung: Rung, choice: RematChoice, kept: frozenset[int], refused: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Returns values that are computed again with the bytes to keep them, those that save most time first."""
+    """Returns values that are computed again, or sent, with the bytes to keep them; those that save most time first."""
     found, seconds = list[tuple[float, int, int]](), costs.seconds(choice)
-    for op in sorted(op for op in choice.ops if costs.again[op] > NEGLIGIBLE * seconds):
-        for value in costs.results[op]:
-            if value not in kept and value not in refused and costs.held.get(value):
-                gain = seconds - costs.seconds(costs.choice(rung.price, kept | {value}))
-                if gain > NEGLIGIBLE * seconds:
-                    found.append((gain, value, costs.held[value]))
+    ops = sorted(op for op in choice.ops if costs.again[op] > NEGLIGIBLE * seconds)
+    for value in (*(value for op in ops for value in costs.results[op]), *sorted(choice.hosted)):
+        if value not in kept and value not in refused and costs.held.get(value):
+            gain = seconds - costs.seconds(costs.choice(rung.price, kept | {value}))
+            if gain > NEGLIGIBLE * seconds:
+                found.append((gain, value, costs.held[value]))
     return [(value, size) for _, value, size in sorted(found, reverse=True)]
 
 
@@ -408,5 +449,5 @@ class Remat:
                 )
             else:
                 found.append(each)
-        twice, spared = tuple(sorted(self.choice.ops)), tuple(sorted(self.choice.spared))
-        return Recomputation(twice, tuple(found), saved, self.fastest, self.kept, spared)
+        twice, spared, hosted = (tuple(sorted(ids)) for ids in self.choice.rewrite)
+        return Recomputation(twice, tuple(found), saved, self.fastest, self.kept, spared, hosted)

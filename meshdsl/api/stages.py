@@ -50,6 +50,7 @@ from meshdsl.plan.plan import Plan
 from meshdsl.plan.types import Array
 from meshdsl.plan.validate import check_runnable, check_same_program
 from meshdsl.planner.limits import EFFORTS
+from meshdsl.recomputation.hosting import hostable
 from meshdsl.recomputation.levels import recomputable
 from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.trace import Call, trace_call
@@ -285,9 +286,12 @@ class CallStages:
         )
         if inputs or outputs:
             padded = keep_on_host(padded, inputs, outputs, self.user_pins.resolve(padded, self.options.mesh).follows)
-        again, spared = (plan.recomputation.ops, plan.recomputation.spared) if plan.recomputation else ((), ())
-        possible = recomputable(padded).intersection(again)  # in another program, other operations have these ids
-        return recomputing(padded, possible, spared).program
+        known = plan.recomputation
+        if known is None:
+            return padded
+        possible = recomputable(padded).intersection(known.ops)  # in another program, other operations have these ids
+        hosted = hostable(padded.graph).intersection(known.hosted) if known.hosted else ()
+        return recomputing(padded, possible, known.spared, hosted).program
 
     @property
     def executable(self) -> Executable:

@@ -280,7 +280,7 @@ def plan_facts(found: "Plan") -> dict[str, Any]:
         "bytes": found.bytes,
         "memory": found.memory,
         "host_memory": found.host_memory,
-        "on_host": [array._asdict() for array in found.host.arrays] if found.host else [],
+        "on_host": [array._asdict() for array in (*found.host.arrays, *found.host.residuals)] if found.host else [],
         "mfu": found.mfu,
         "utilization": {**used, "divided": dict(used["divided"]), "losses": dict(used["losses"])},
         "pipeline": found.pipeline.facts if found.pipeline else None,

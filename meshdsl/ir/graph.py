@@ -10,8 +10,8 @@
               | "constrain" value -> value                    a layout specified by the user
               | "enter_shard_map" array -> block              a device's block of an argument of the user's shard_map
               | "leave_shard_map" block -> array              the result whose blocks the devices have
-              | "to_device" value -> value                    an input in the host's memory, brought to the device
-              | "to_host" value -> value                      a result, sent to the host's memory
+              | "to_device" value -> value                    what is in the host's memory, brought to the device
+              | "to_host" value -> value                      what is on the device, sent to the host's memory
               | "return" values ->                            ends every graph
     input   ::= value | literal
 

@@ -1,4 +1,4 @@
-"""Inputs and results of a step that live in the host's memory, and how they come to the device and back.
+"""What lives in the host's memory, and how it comes to the device and back.
 
 ``keep_on_host`` rewrites a step: an input is brought to the device right before the first operation that reads it, and
 a result is sent back right after it is made. Nothing in between computes on the host.
@@ -14,24 +14,45 @@ a result is sent back right after it is made. Nothing in between computes on the
 What follows the last operation of the backward pass is put in order first: the results with the most operations behind
 them come one after the other, each with what it needs just before it. A step that updates all first moments, then all
 second ones, then all parameters, would else hold all of them on the device at once.
+
+Values that the backward pass reads of the forward one can wait there, too (``meshdsl.recomputation.hosting``): they are
+sent where they are made, and brought back in front of their readers. A loop's stack of them is in the host's memory as
+well, and so are its slices in the loop that reads them.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
-from meshdsl.ir.rewrite import copied, fresh_ids, look_up, new_value, renumber, returning, substitute, values, with_ops
+from meshdsl.ir.loops import PortRole, loop_ports
+from meshdsl.ir.rewrite import (
+    copied,
+    fresh_ids,
+    look_up,
+    new_value,
+    renumber,
+    returning,
+    substitute,
+    value_ids,
+    values,
+    with_ops,
+)
+from meshdsl.util.lazy import memoize_by_object
 
 TO_DEVICE, TO_HOST = "to_device", "to_host"
 TRANSFERS = (TO_DEVICE, TO_HOST)
 _LAST_PHASE = "optimizer"
 
 
+@memoize_by_object
 def hosted_values(graph: Graph) -> frozenset[int]:
-    """Returns the ids of the values that are in the host's memory."""
+    """Returns the ids of the values that are in the host's memory, those in the bodies of loops among them."""
+    ends = (end for residual in hosted_residuals(graph) for end in residual.ends)
+    between = (end.value.id for end in ends if end.use is None and end.made_by != TO_DEVICE)
     sent = (op.outputs[0].id for op in graph.ops if op.name == TO_HOST)
-    return frozenset((*(graph.inputs[i].id for i in graph.hosted), *sent))
+    return frozenset((*(graph.inputs[i].id for i in graph.hosted), *sent, *between))
 
 
 def hosted_outputs(graph: Graph) -> frozenset[int]:
@@ -75,12 +96,12 @@ def _with_transfers(graph: Graph, given: Collection[int], taken: Collection[int]
             if x.id in waiting:
                 waiting.remove(x.id)
                 made = on_device[x.id] = new_value(x, ids)
-                ops.append(_transfer(TO_DEVICE, op, x, made))
+                ops.append(transfer(TO_DEVICE, op, x, made))
 
     def store(op: Op, made: Iterable[Value]) -> None:
         for j, x in ((j, x) for x in made for j in sorted(taken) if graph.returned[j] is x):
             on_host[j] = new_value(x, ids)
-            ops.append(_transfer(TO_HOST, op, on_device.get(x.id, x), on_host[j]))
+            ops.append(transfer(TO_HOST, op, on_device.get(x.id, x), on_host[j]))
 
     store(graph.ops[0], (v for i, v in enumerate(graph.inputs) if i not in given))
     for op in graph.ops[:-1]:
@@ -94,8 +115,100 @@ def _with_transfers(graph: Graph, given: Collection[int], taken: Collection[int]
     return returning(with_ops(graph, (*ops, last)), results)
 
 
-def _transfer(name: str, beside: Op, x: Value, made: Value) -> Op:
+def transfer(name: str, beside: Op, x: Value, made: Value) -> Op:
+    """Returns an operation that brings a value to the device, or sends it to the host, for another operation."""
     return Op(0, name, None, {}, (x,), (made,), beside.source, beside.phase, beside.scope)
+
+
+# ---- Residuals -------------------------------------------------------------------------------------------------------
+
+
+class HostedEnd(NamedTuple):
+    """A value of a residual, where it is defined or used.
+
+    Args:
+      value: before it is sent, in the host's memory, or back on the device.
+      use: the operation that uses it here, by its id, and the position of the operand; None where it is defined.
+      stacked: how many of its dims are those of stacks, in front.
+      made_by: the name of the transfer that makes it, if one does.
+    """
+
+    value: Value
+    use: tuple[int, int] | None
+    stacked: int
+    made_by: str = ""
+
+
+class HostedResidual(NamedTuple):
+    """A value that a step sends to the host's memory to read it later.
+
+    Args:
+      sent_by: the transfer that sends it.
+      trips: how often per step that is.
+      loads: the transfers that bring it back; each runs as often.
+      ends: all of its values, from the one that is sent to those that are brought back.
+    """
+
+    sent_by: Op
+    trips: int
+    loads: list[Op]
+    ends: list[HostedEnd]
+
+
+def hosted_residuals(graph: Graph) -> list[HostedResidual]:
+    """Returns the values that a step sends to the host's memory to read them later."""
+    found, known = list[HostedResidual](), dict[int, tuple[HostedResidual, int]]()
+    _find_residuals(graph, frozenset(value_ids(graph.returned)), found, known)
+    return found
+
+
+def _find_residuals(
+    graph: Graph,
+    returned: Collection[int],
+    found: list[HostedResidual],
+    known: dict[int, tuple[HostedResidual, int]],
+) -> None:
+    """Adds what a graph and its bodies send.
+
+    Args:
+      returned: ids of the step's results.
+      known: by the id of a value in the host's memory, its residual and how many of its dims are those of stacks.
+    """
+
+    def use(op: Op, i: int, x: Value) -> tuple[HostedResidual, int]:
+        residual, stacked = known[x.id]
+        residual.ends.append(HostedEnd(x, (op.id, i), stacked))
+        return residual, stacked
+
+    def define(x: Value, residual: HostedResidual, stacked: int, made_by: str = "") -> None:
+        residual.ends.append(HostedEnd(x, None, stacked, made_by))
+        if made_by != TO_DEVICE:
+            known[x.id] = residual, stacked
+
+    for op in graph.ops:
+        x = op.inputs[0] if op.inputs else None
+        if op.name == TO_HOST and op.outputs[0].id not in returned and isinstance(x, Value):
+            found.append(HostedResidual(op, graph.trips, [], [HostedEnd(x, (op.id, 0), 0)]))
+            define(op.outputs[0], found[-1], 0, TO_HOST)
+        elif op.name == TO_DEVICE and isinstance(x, Value) and x.id in known:
+            residual, stacked = use(op, 0, x)
+            residual.loads.append(op)
+            define(op.outputs[0], residual, stacked, TO_DEVICE)
+        ports = list(loop_ports(op)) if op.name == "scan" else []
+        for port in ports:
+            x = op.inputs[port.operand] if port.role is PortRole.SLICE else None
+            if isinstance(x, Value) and x.id in known:
+                residual, stacked = use(op, port.operand, x)
+                define(op.bodies[0].inputs[port.inputs[0][1]], residual, stacked - 1)
+        for body in op.bodies:
+            _find_residuals(body, returned, found, known)
+        for port in ports:
+            if port.role is PortRole.STACK:
+                j = port.outputs[0][1]
+                x = op.bodies[0].returned[j]
+                if isinstance(x, Value) and x.id in known:
+                    residual, stacked = use(op.bodies[0].ops[-1], j, x)
+                    define(op.outputs[port.result], residual, stacked + 1)
 
 
 # ---- The order of the optimizer --------------------------------------------------------------------------------------

@@ -28,9 +28,10 @@ from math import prod
 import numpy as np
 
 from meshdsl.ir.graph import Graph, Op, Value, walk
+from meshdsl.ir.host import hosted_values
 from meshdsl.ir.index import producers
 from meshdsl.ir.loops import PortRole, loop_ports
-from meshdsl.ir.rewrite import values
+from meshdsl.ir.rewrite import value_ids, values
 from meshdsl.ir.solution import Prefetch, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
@@ -116,10 +117,17 @@ def prefetchable(graph: Graph, solution: Solution) -> dict[int, Prefetch]:
     """Returns all that loops can send ahead and behind, by op id, without the loops that are left as they are.
 
     Those are loops that are not scans, that are short or unrolled, inside of the user's shard_map, stack anything but
-    plain numbers, or have results of which a part is read. A loop whose last carry nobody reads sends nothing ahead if
-    its body sends anything else: behind the loop, compilers would drop collectives that only this carry needs.
+    plain numbers, have stacks in the host's memory, or results of which a part is read. A loop whose last carry nobody
+    reads sends nothing ahead if its body sends anything else: behind the loop, compilers would drop collectives that
+    only this carry needs.
     """
-    found = {op.id: _prefetch(inside, op, solution) for inside, op in walk(graph) if op.name == "scan"}
+    scans = [(inside, op) for inside, op in walk(graph) if op.name == "scan"]
+    hosted = hosted_values(graph)
+    found = {
+        op.id: _prefetch(inside, op, solution)
+        for inside, op in scans
+        if hosted.isdisjoint(value_ids((*op.inputs, *op.outputs)))
+    }
     return {op: choice for op, choice in found.items() if choice}
 
 

@@ -76,7 +76,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         prefetched=tuple(prefetched_loops(program, solution, reasons, times)),
         timing=Lazy(timing),
         jax=jax.__version__,
-        host=host_memory(program, solution, pins, times),
+        host=host_memory(program, solution, pins, reasons, times),
         checkpoints=program.checkpoints,
     )
 

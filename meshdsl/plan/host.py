@@ -1,19 +1,24 @@
-"""Which inputs and results a plan keeps in the host's memory: the bytes there, those saved at the peak, the seconds."""
+"""Which arrays a plan keeps in the host's memory: bytes there, bytes saved at the peak, seconds of transfers."""
 
 from collections.abc import Iterator
 from math import prod
 
 from meshdsl.ir.graph import Op, TracedProgram, Value
-from meshdsl.ir.host import TO_DEVICE, TO_HOST, TRANSFERS, hosted_outputs
+from meshdsl.ir.host import TO_DEVICE, TO_HOST, TRANSFERS, hosted_outputs, hosted_residuals
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.plan.op_times import OpTimes
+from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.types import HostedArray, HostMemory
 
 
-def host_memory(program: TracedProgram, solution: Solution, pins: Pins, times: OpTimes) -> HostMemory | None:
+def host_memory(
+    program: TracedProgram, solution: Solution, pins: Pins, reasons: Reasons, times: OpTimes
+) -> HostMemory | None:
     """Returns what a solution keeps in the host's memory; None if that is nothing."""
     arrays = tuple(_arrays(program, solution, pins, times))
-    return HostMemory(arrays, sum(array.bytes for array in arrays)) if arrays else None
+    residuals = tuple(_residuals(program, solution, reasons, times))
+    size = sum(array.bytes for array in (*arrays, *residuals))
+    return HostMemory(arrays, size, residuals=residuals) if arrays or residuals else None
 
 
 def _arrays(program: TracedProgram, solution: Solution, pins: Pins, times: OpTimes) -> Iterator[HostedArray]:
@@ -25,8 +30,7 @@ def _arrays(program: TracedProgram, solution: Solution, pins: Pins, times: OpTim
     replaced = {i: j for j, i in enumerate(pins.follows) if j in sent and i in graph.hosted}
 
     def array(path: str, value: Value, copies: int, ops: list[Op]) -> HostedArray:
-        local = solution.layouts[value.id].local_shape(value.shape, solution.mesh.sizes_by_name)
-        size = int(prod(local) * value.itemsize)
+        size = _local_bytes(value, solution)
         here = [op.outputs[0] if op.name == TO_DEVICE else op.inputs[0] for op in ops]
         on_device = any(held.get(x.id, 0) for x in here)
         return HostedArray(path, size * copies, 0 if on_device else size, sum(map(times.seconds, ops)))
@@ -40,3 +44,19 @@ def _arrays(program: TracedProgram, solution: Solution, pins: Pins, times: OpTim
         result = graph.returned[j]
         if isinstance(result, Value):
             yield array(f"output {program.outputs[j].path}".rstrip(), result, 1, [stores[result.id]])
+
+
+def _residuals(program: TracedProgram, solution: Solution, reasons: Reasons, times: OpTimes) -> Iterator[HostedArray]:
+    """Yields the values that wait between forward and backward pass, those of loops as stacks."""
+    held = dict(solution.held)
+    for residual in hosted_residuals(program.graph):
+        sent, here = residual.ends[0].value, {op.outputs[0].id for op in residual.loads}
+        size = max(_local_bytes(end.value, solution) for end in residual.ends)
+        on_device = sum(held.get(id, 0) for id in here | {sent.id})
+        seconds = residual.trips * sum(map(times.seconds, (residual.sent_by, *residual.loads)))
+        yield HostedArray(reasons.name_and_line(sent.id), size, max(0, size - on_device), seconds)
+
+
+def _local_bytes(value: Value, solution: Solution) -> int:
+    local = solution.layouts[value.id].local_shape(value.shape, solution.mesh.sizes_by_name)
+    return int(prod(local) * value.itemsize)

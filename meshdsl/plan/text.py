@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.plan.types import LAUNCHES, Array, Collective, PlanData, PrefetchedLoop, RecomputedValue
+from meshdsl.plan.types import LAUNCHES, Array, Collective, HostedArray, PlanData, PrefetchedLoop, RecomputedValue
 from meshdsl.planner.limits import PROVE
 from meshdsl.util.paths import Components, split_path
 from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
@@ -173,7 +173,8 @@ def _title(plan: PlanData) -> Iterator[str]:
     yield from _utilization(plan)
     yield f"  peak memory          {bytes_text(plan.memory)} per device{_largest_buffers(plan)}"
     if plan.host:
-        kept = f"{_count(len(plan.host.arrays), 'array')}, {seconds_text(plan.host.seconds)} of transfers per step"
+        count = len(plan.host.arrays) + len(plan.host.residuals)
+        kept = f"{_count(count, 'array')}, {seconds_text(plan.host.seconds)} of transfers per step"
         yield f"  host memory          {bytes_text(plan.host_memory)} per device  ({kept})"
     runs = sum(c.trips for c in plan.collectives)
     yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"
@@ -279,7 +280,7 @@ def _loops(plan: PlanData) -> Iterator[str]:
 
 def _remat(plan: PlanData) -> Iterator[str]:
     """What the backward pass computes again."""
-    if plan.recomputation is None:
+    if plan.recomputation is None or not plan.recomputation.values:
         return
     by_name: dict[str, list[RecomputedValue]] = {}
     for value in plan.recomputation.values:
@@ -315,6 +316,9 @@ def _host(plan: PlanData) -> Iterator[str]:
     inputs = [(name, [listed["/".join(path)] for path in paths]) for name, paths in groups]
     taken = {array.path for _, each in inputs for array in each}
     others = [(array.path, [array]) for path, array in listed.items() if path not in taken]
+    residuals: dict[str, list[HostedArray]] = {}
+    for residual in plan.host.residuals:
+        residuals.setdefault(residual.path, []).append(residual)
     rows = [
         (
             name,
@@ -323,7 +327,7 @@ def _host(plan: PlanData) -> Iterator[str]:
             bytes_text(sum(array.saved for array in each)),
             seconds_text(sum(array.seconds for array in each)),
         )
-        for name, each in [*inputs, *others]
+        for name, each in [*inputs, *others, *residuals.items()]
     ]
     yield from table([("kept on the host", "", "bytes", "saved at the peak", "transfers"), *rows])
 

@@ -152,6 +152,7 @@ class Recomputation(NamedTuple):
       fastest: bytes and seconds of the best plan found that keeps everything, without a memory limit.
       kept: bytes and seconds of the best plan found within the limit that keeps everything; None if there is none.
       spared: ids of results of ``ops`` that are kept all the same.
+      hosted: ids of values that are kept in the host's memory (``plan.host.residuals``).
     """
 
     ops: tuple[int, ...]
@@ -160,6 +161,7 @@ class Recomputation(NamedTuple):
     fastest: tuple[int, float]
     kept: tuple[int, float] | None = None
     spared: tuple[int, ...] = ()
+    hosted: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -168,10 +170,10 @@ class Recomputation(NamedTuple):
 
 
 class HostedArray(NamedTuple):
-    """An input, with the result that replaces it, or another result, in the host's memory.
+    """An input, with the result that replaces it, another result, or a residual, in the host's memory.
 
     Args:
-      path: of the input, or ``output`` and that of the result.
+      path: of the input, ``output`` and that of the result, or the name of the residual with the line of its operation.
       bytes: of the host's memory, per device.
       saved: bytes that a device holds less where its memory is fullest.
       seconds: per step, on the link to the host's memory.
@@ -192,22 +194,24 @@ class HostMemory(NamedTuple):
       fastest: if the planner chose any, bytes and seconds of the best plan found without that, and without a memory
         limit.
       kept: bytes and seconds of the best plan found within the limit without its choice; None if there is none.
+      residuals: values that wait there between forward and backward pass.
     """
 
     arrays: tuple[HostedArray, ...]
     bytes: int
     fastest: tuple[int, float] | None = None
     kept: tuple[int, float] | None = None
+    residuals: tuple[HostedArray, ...] = ()
 
     @property
     def saved(self) -> int:
         """Bytes that a device holds less where its memory is fullest."""
-        return sum(array.saved for array in self.arrays)
+        return sum(array.saved for array in (*self.arrays, *self.residuals))
 
     @property
     def seconds(self) -> float:
         """Seconds per step on the link to the host's memory."""
-        return sum(array.seconds for array in self.arrays)
+        return sum(array.seconds for array in (*self.arrays, *self.residuals))
 
 
 class MemoryStep(NamedTuple):
@@ -439,16 +443,18 @@ class PlanData:
 
         What layouts, gathered copies and live ranges change is what is left: they differ between both plans.
         """
-        found, host = self.recomputation, self.host if self.host and self.host.fastest else None
+        found, host = self.recomputation, self.host
         fastest = (host.fastest if host else None) or (found.fastest if found else None)
         if fastest is None:
             return ()
         first, changes = MemoryStep("keep all", *fastest), list[MemoryStep]()
-        if host:
-            arrays = f"{len(host.arrays)} array{'s' if len(host.arrays) != 1 else ''}"
-            changes.append(MemoryStep(f"on the host, {arrays}", -host.saved, host.seconds))
-        if found:
-            again = f"computed again, {len(found.values)} value{'s' if len(found.values) != 1 else ''}"
+        hosted = [("array", host.arrays if host.fastest else ()), ("residual", host.residuals)] if host else []
+        for kind, arrays in hosted:
+            if arrays:
+                saved, seconds = sum(each.saved for each in arrays), sum(each.seconds for each in arrays)
+                changes.append(MemoryStep(f"on the host, {_counted(len(arrays), kind)}", -saved, seconds))
+        if found and found.values:
+            again = f"computed again, {_counted(len(found.values), 'value')}"
             changes.append(MemoryStep(again, -found.saved, found.seconds))
         rest = MemoryStep(
             "layouts and live ranges",
@@ -493,6 +499,10 @@ class PlanData:
     def output_layout(self, path: str) -> Layout:
         """Layout of the output at ``path``; LayoutError with the nearest path if there is none."""
         return _find(self.outputs, path, "output").layout
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 def _find(arrays: tuple[Array, ...], path: str, noun: str) -> Array:

@@ -56,7 +56,8 @@ class RematPrices(NamedTuple):
     fused: frozenset[int] = frozenset()
 
 
-Rewrite = tuple[frozenset[int], frozenset[int]]  # ids of operations that run twice, and of their results that are kept
+# ids of operations that run twice, of their results that are kept, and of values in the host's memory
+Rewrite = tuple[frozenset[int], frozenset[int], frozenset[int]]
 
 
 class RematChoice(NamedTuple):
@@ -67,17 +68,19 @@ class RematChoice(NamedTuple):
       kept: ids of the values that the backward pass, or a copy of an operation, reads.
       spared: ids of the results of scans among ``ops`` that are not computed again.
       parts: ids of what the second runs consist of: these operations, and in place of scans those of their bodies.
+      hosted: ids of the values among ``kept`` that wait in the host's memory.
     """
 
     ops: frozenset[int]
     kept: frozenset[int]
     spared: frozenset[int]
     parts: frozenset[int]
+    hosted: frozenset[int] = frozenset()
 
     @property
     def rewrite(self) -> Rewrite:
         """What decides the program; choices that differ in nothing else are one."""
-        return self.ops, self.spared
+        return self.ops, self.spared, self.hosted
 
 
 def cheapest_recomputation(graph: Graph, ops: Collection[int], prices: RematPrices) -> RematChoice:

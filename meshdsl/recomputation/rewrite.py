@@ -38,6 +38,7 @@ from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value, walk
 from meshdsl.ir.index import producers
 from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, reading_more, with_ports
 from meshdsl.ir.rewrite import Table, copied, fresh_ids, new_value, renumber, returning, substitute, values, with_ops
+from meshdsl.recomputation.hosting import hosting
 from meshdsl.recomputation.levels import LayerLoops, is_mixed, layer_loops, reads_residual
 from meshdsl.trace.annotate import BACKWARD, count_trips
 from meshdsl.trace.passes.dce import dce
@@ -71,18 +72,21 @@ class Recomputing:
     residuals: tuple[RecomputedResidual, ...]
 
 
-def recomputing(program: TracedProgram, ops: Collection[int], spared: Collection[int] = ()) -> Recomputing:
+def recomputing(
+    program: TracedProgram, ops: Collection[int], spared: Collection[int] = (), hosted: Collection[int] = ()
+) -> Recomputing:
     """Returns the program in which the backward pass computes the results of some forward operations again.
 
     Args:
       ops: ids of operations, all of them recomputable.
       spared: ids of results of these that are kept all the same.
+      hosted: ids of values that are kept in the host's memory, all of them hostable.
     """
-    if not ops:
+    if not ops and not hosted:
         return Recomputing(program, ())
     graph = copied(program.graph)
     rewriter = _Rewriter(frozenset(ops), frozenset(spared), fresh_ids(graph))
-    made = dce(rewriter.level(graph))
+    made = hosting(dce(rewriter.level(graph)), frozenset(hosted), rewriter.ids)
     count_trips(made)
     found = _alive(rewriter.residuals, made)
     renumber(made)

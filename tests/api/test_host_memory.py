@@ -236,7 +236,7 @@ def test_the_planner_moves_state_where_that_is_faster_than_dividing_and_computin
 
 def test_nothing_moves_where_memory_is_not_short():
     plan = planned(host="auto")
-    assert plan.host is None and plan.notes[-1].startswith("no input is moved to the host's memory: the fastest plan")
+    assert plan.host is None and plan.notes[-1].startswith("nothing is moved to the host's memory: the fastest plan")
     assert plan.seconds == planned().seconds
 
 
@@ -257,6 +257,45 @@ def test_inputs_that_are_read_where_memory_is_fullest_move_too_if_nothing_else_f
     hosted = md.parallelize(forward, MESH, {"**": "data=B model=B", "x": "@host"}).plan(*args)
     chosen = md.parallelize(forward, MESH, {"**": "data=B model=B"}, memory=hosted.memory, host="auto").plan(*args)
     assert chosen.memory <= hosted.memory and "x" in {array.path for array in chosen.host.arrays}
+
+
+def deep(weights, x):
+    def loss(weights):
+        y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(jnp.sin(y @ w[0]) @ w[1]), None), x, weights)
+        return (y**2).mean()
+
+    value, gradient = jax.value_and_grad(loss)(weights)
+    return value, jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient)
+
+
+def deep_arguments():
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights = [jax.random.normal(key, (6, 32, 32)) / 6 for key in keys[:2]]
+    return weights, jax.random.normal(keys[2], (2048, 32))
+
+
+@pytest.mark.parametrize("share, options", [(0.5, {"host": "auto"}), (0.3, {"host": "auto", "remat": "auto"})])
+def test_residuals_wait_on_the_host_where_memory_is_short(tmp_path, share, options):
+    args, pins = deep_arguments(), {"weights/**": "data=B model=B", "x": "data=S(0) model=S(0) @device"}
+    free = md.parallelize(deep, MESH, pins, effort="fast").plan(*args)
+    sharded = md.parallelize(deep, MESH, pins, memory=share * free.memory, effort="fast", **options)
+    plan = sharded.plan(*args)
+    assert plan.host and plan.host.residuals and plan.memory < share * free.memory
+    assert bool(plan.recomputation.values) == ("remat" in options)
+    assert plan.host_memory == sum(each.bytes for each in (*plan.host.arrays, *plan.host.residuals))
+    sizes = {each.bytes for each in plan.host.residuals}
+    assert sizes == {6 * 2048 * 32 * 4 // 4}  # of all layers, over four devices
+    per_byte = 1 / MESH.topology.host_load + 1 / MESH.topology.host_store
+    each = plan.host.residuals[0]
+    assert each.seconds == pytest.approx(each.bytes * per_byte + 6 * 2 * MESH.topology.overhead)
+    assert f"on the host, {len(plan.host.residuals)} residual" in str(plan)
+    for found, expected in zip(jax.tree.leaves(sharded(*args)), jax.tree.leaves(jax.jit(deep)(*args)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    plan.save(tmp_path / "plan.json")
+    loaded = md.load_plan(tmp_path / "plan.json")
+    again = md.parallelize(deep, MESH, pins, plan=loaded)
+    assert loaded == plan and again.plan(*args).host == plan.host and "to_device" in plan.operations
+    again.verify(*args)
 
 
 def test_moved_arrays_give_the_same_numbers():

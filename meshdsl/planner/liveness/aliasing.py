@@ -9,7 +9,7 @@ These are the rules of XLA's buffer assignment (``CanShareOperandBufferWithUser`
     slices   what a loop reads of a stacked operand in each iteration is a copy, unless it is fused
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -158,7 +158,7 @@ class BodyAliases:
     Args:
       carried: (input, position among the returned values) that share memory.
       returned: positions of returned values that are directly results of the op.
-      sliced: inputs that are slices of a stack, and copies.
+      sliced: inputs that are slices of a stack on the device, and copies.
     """
 
     carried: tuple[tuple[int, int], ...] = ()
@@ -188,14 +188,15 @@ class BufferAliases:
         self.index = index = graph_index(graph)
         stored = materialized(graph, recompute=is_tpu)
         stored = stored & ~index.mask_of(one_hot_scatters(graph)) if is_tpu else stored
-        self.materialized = stored & ~index.mask_of(hosted_values(graph))
+        hosted = hosted_values(graph)
+        self.materialized = stored & ~index.mask_of(hosted)
         self.operand_uses = operand_uses(graph) if is_tpu else OperandUses()
         self.runs_at: Ids = run_positions(index, stored)
         candidates = np.flatnonzero(index.positions_named((*_IDENTITIES, "transpose"))).tolist()
         self.views = index_array(at for at in candidates if (op := index.ops[at]) and _is_view(op))
         self.reuses = _reuses(index, stored)
         whole = BodyAliases(sliced=frozenset(range(len(graph.inputs))) - graph.hosted)
-        self.bodies = [_body(*block.owner) if block.owner else whole for block in index.blocks]
+        self.bodies = [_body(*block.owner, hosted) if block.owner else whole for block in index.blocks]
 
 
 @memoize_by_object
@@ -246,7 +247,7 @@ def _overwritten(op: Op) -> Iterator[tuple[int, int]]:
                 yield port.result, port.operand
 
 
-def _body(op: Op, which: int) -> BodyAliases:
+def _body(op: Op, which: int, hosted: Collection[int]) -> BodyAliases:
     body = op.bodies[which]
     if op.name == "cond":
         return BodyAliases(returned=tuple(range(len(body.returned))))
@@ -254,7 +255,7 @@ def _body(op: Op, which: int) -> BodyAliases:
         return BodyAliases()
     carried = carried_inputs(op)[-1]
     unfused = [inner for inner in body.ops if inner.bodies or _breaks_fusion(inner)]
-    used = {x.id for inner in unfused for x in inner.inputs if isinstance(x, Value)}
+    used = {x.id for inner in unfused for x in inner.inputs if isinstance(x, Value) and x.id not in hosted}
     sliced = frozenset(i for i, v in enumerate(body.inputs) if i >= carried.stop and v.id in used)
     return BodyAliases(tuple((at, i) for i, at in enumerate(carried)), sliced=sliced)
 

@@ -53,7 +53,7 @@ def infeasible_error(
         names[value.id] = f"{leaf.path}, pinned to {pin}" if pin.axes else leaf.path
     for _, op in walk(program.graph):
         if op.name == TO_DEVICE and isinstance(x := op.inputs[0], Value):
-            names[op.outputs[0].id] = f"{names[x.id]}, from the host's memory"
+            names[op.outputs[0].id] = f"{names.get(x.id, 'a residual in a loop')}, from the host's memory"
     rows = [f"{bytes_text(size)}: {names.get(v, 'a slice in a loop')}" for v, size in smallest.bytes_by_value()]
 
     made = (op for _, op in walk(program.graph) if op.phase == FORWARD and op.name != TO_DEVICE)

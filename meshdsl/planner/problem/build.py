@@ -14,7 +14,7 @@ A sum is never moved across a cast that rounds, unless the step constrains the c
 has one more row, which it may take on the axes of the constraint.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -24,7 +24,7 @@ import numpy as np
 
 from meshdsl.errors import PinError, faults
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
-from meshdsl.ir.host import TO_DEVICE, TO_HOST, TRANSFERS
+from meshdsl.ir.host import TRANSFERS, hosted_values
 from meshdsl.ir.index import Flags, GraphIndex, graph_index, ops_named
 from meshdsl.ir.manual import manual_values
 from meshdsl.ir.solution import Pins
@@ -34,8 +34,8 @@ from meshdsl.layouts.placement import REDUCTIONS, Partial, Split
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.fixed_point import weight_of
-from meshdsl.planner.costs.op_cost import OpWork
 from meshdsl.planner.problem.ports import Wiring
+from meshdsl.planner.problem.transfers import boundary_transfers, residual_nodes, transfer_work
 from meshdsl.planner.problem.variables import (
     FREE,
     Node,
@@ -284,7 +284,9 @@ def make_problem(program: TracedProgram, mesh: Mesh, pins: Pins) -> Problem:
       PinError: if a pin leaves a node without rows.
     """
     index, classes = graph_index(program.graph), OpClasses(program.graph)
-    nodes = [*_boundary_nodes(program, pins), *_graph_nodes(program.graph, classes, mesh)]
+    hosted = hosted_values(program.graph)
+    nodes = [*_boundary_nodes(program, pins), *_graph_nodes(program.graph, classes, mesh, hosted)]
+    nodes += residual_nodes(program.graph)
     manual = manual_values(program.graph)
     problem = Problem(program, mesh, pins, nodes, classes, Wiring(nodes, index), _constants(index), manual=manual)
     for node in nodes if manual else ():
@@ -338,7 +340,7 @@ def _can_split(node: Node, port: int, axes: tuple[str, ...], mesh: Mesh) -> bool
 
 def _boundary_nodes(program: TracedProgram, pins: Pins) -> Iterator[Node]:
     """Yields a node per input, which also uses the output that replaces it, then one per other output."""
-    last, loads, stores = program.graph.ops[-1], *_transfers(program.graph)
+    last, loads, stores = program.graph.ops[-1], *boundary_transfers(program.graph)
     replaced = {i: j for j, i in enumerate(pins.follows)}
 
     def returned(j: int | None) -> tuple[Port, ...]:
@@ -350,38 +352,10 @@ def _boundary_nodes(program: TracedProgram, pins: Pins) -> Iterator[Node]:
     for i, value in enumerate(program.graph.inputs):
         ports = (Port(value, True), *loads.get(value.id, ()), *returned(replaced.get(i)))
         name = f"input {program.inputs[i].path}"
-        yield tied_node(ports, pins.inputs[i], name, work=_transfer_work(ports, loads, stores))
+        yield tied_node(ports, pins.inputs[i], name, work=transfer_work(ports, loads, stores))
     for j, _ in _separate_outputs(program, pins):
         ports, name = returned(j), f"output {program.outputs[j].path}"
-        yield tied_node(ports, pins.outputs[j], name, work=_transfer_work(ports, loads, stores))
-
-
-_TransferPorts = dict[int, tuple[Port, Port]]
-
-
-def _transfer_work(ports: Sequence[Port], loads: _TransferPorts, stores: _TransferPorts) -> OpWork:
-    """Returns the work of the transfers of a boundary node."""
-    loaded = {made.value.id for _, made in loads.values()}
-    at = [(p, port.value.id) for p, port in enumerate(ports) if port.defines]
-    return OpWork(
-        0.0, (), 4, loads=tuple(p for p, v in at if v in loaded), stores=tuple(p for p, v in at if v in stores)
-    )
-
-
-def _transfers(graph: Graph) -> tuple[_TransferPorts, _TransferPorts]:
-    """Returns the ports of the transfers to the device by their operand, and of those to the host by their result.
-
-    Each belongs to the node of its input or output: what is in the host's memory is never communicated.
-    """
-    loads, stores = _TransferPorts(), _TransferPorts()
-    for op in graph.ops if graph.hosted or any(op.name == TO_HOST for op in graph.ops) else ():
-        if op.name in TRANSFERS and isinstance(x := op.inputs[0], Value):
-            ports = Port(x, False, (op.id, 0)), Port(op.outputs[0], True)
-            if op.name == TO_DEVICE:
-                loads[x.id] = ports
-            else:
-                stores[op.outputs[0].id] = ports
-    return loads, stores
+        yield tied_node(ports, pins.outputs[j], name, work=transfer_work(ports, loads, stores))
 
 
 def _separate_outputs(program: TracedProgram, pins: Pins) -> Iterator[tuple[int, Value]]:
@@ -391,13 +365,13 @@ def _separate_outputs(program: TracedProgram, pins: Pins) -> Iterator[tuple[int,
             yield j, value
 
 
-def _graph_nodes(graph: Graph, classes: OpClasses, mesh: Mesh) -> Iterator[Node]:
+def _graph_nodes(graph: Graph, classes: OpClasses, mesh: Mesh, hosted: Collection[int]) -> Iterator[Node]:
     requested, weight = partial_casts(graph), weight_of(graph.trips)
     for op in graph.ops:
         if op.bodies:
-            yield from loop_links(op, weight)
+            yield from loop_links(op, weight, hosted)
             for body in op.bodies:
-                yield from _graph_nodes(body, classes, mesh)
+                yield from _graph_nodes(body, classes, mesh, hosted)
         elif op.name == "constrain":
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
             node = tied_node(ports, op.params["layout"], f"{op.called} at {op.source}", True, weight)

@@ -6,7 +6,7 @@ object, so that rows, work and everything derived from them are computed once. A
 of a sum, and a negative factor turns maxima into minima.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -125,9 +125,9 @@ def tied_node(
     return Node(op_class, weight=weight, pin=pin, linked=ports, name=name)
 
 
-def link_node(ports: tuple[Port, ...], rows: Rows, name: str, weight: float) -> Node:
+def link_node(ports: tuple[Port, ...], rows: Rows, name: str, weight: float, work: OpWork = NO_WORK) -> Node:
     """Returns a node for no operation, with a table of its own."""
-    return Node(OpClass(rows, shapes_of(port.value for port in ports)), weight=weight, linked=ports, name=name)
+    return Node(OpClass(rows, shapes_of(port.value for port in ports), work), weight=weight, linked=ports, name=name)
 
 
 @cache
@@ -314,8 +314,10 @@ def keep_whole(node: Node, axes: Sequence[str]) -> None:
 # The nodes that tie the bodies of a loop or conditional to its surroundings (see ``build``).
 
 
-def loop_links(op: Op, weight: float) -> Iterator[Node]:
+def loop_links(op: Op, weight: float, hosted: Collection[int] = ()) -> Iterator[Node]:
     """Yields a node per port of a loop or conditional: all tensors of the port have one layout.
+
+    Ports of the values in ``hosted`` belong to the nodes of their transfers (``transfers``).
 
     A stack outside has one more dim in front than its slice inside, which is not split along it. A predicate is
     replicated, so that all devices take the same branch.
@@ -328,6 +330,8 @@ def loop_links(op: Op, weight: float) -> Iterator[Node]:
         defines = [Port(op.bodies[body].inputs[i], True) for body, i in port.inputs]
         if port.result != ABSENT:
             defines.append(Port(op.outputs[port.result], True))
+        if any(end.value.id in hosted for end in (*uses, *defines)):
+            continue
         if port.role is PortRole.PREDICATE:
             if uses:
                 yield link_node(tuple(uses), (Signature((), (B,)),), "predicate", weight)
