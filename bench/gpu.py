@@ -3,11 +3,11 @@
 python -m bench.gpu [MODEL ...] [--steps 15] [--page]
 
 Each model is trained on the first device at hand, in variants: as it is under ``jax.jit``; planned, where keeping
-everything fits; planned within shares of that memory with ``remat="auto"``, also with ``host="auto"``; under policies
-of MaxText and ``jax.jit``; and with the optimizer's state in the memory of the host. Every variant is a process of its
-own, so that the peak of its memory is its own. A few at a time are planned and compiled side by side, then run one by
-one. A last process runs the planned program and that of ``jax.jit`` in turns, for the ratio of their times. Results are
-cached in .cache/gpu, one file per model; ``--page`` only writes the page.
+everything fits; planned within shares of that memory with ``remat="auto"``; under policies of MaxText and ``jax.jit``;
+and with the optimizer's state in the memory of the host. Every variant is a process of its own, so that the peak of its
+memory is its own. A few at a time are planned and compiled side by side, then run one by one. A last process runs the
+planned program and that of ``jax.jit`` in turns, for the ratio of their times. Results are cached in .cache/gpu, one
+file per model; ``--page`` only writes the page.
 """
 
 import argparse
@@ -43,7 +43,6 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "evidence" / "gpu.md"
 CACHE = ROOT / ".cache" / "gpu"
 SHARES = (0.75, 0.5, 0.35)
-WITH_HOST = (0.35, 0.2)  # shares at which the host's memory may be used as well
 TRACED = 3  # steps
 AT_ONCE = 5  # processes that plan and compile
 BF16 = {"dtype": "bfloat16"}
@@ -63,11 +62,10 @@ VARIANTS = (
     PLAIN,
     PLANNED,
     *(f"auto {share}" for share in SHARES),
-    *(f"auto+host {share}" for share in WITH_HOST),
     *(f"policy {name}" for name in ("full", "minimal_with_context")),
     HOST,
 )
-POLICY, AUTO, AUTO_HOST = "policy ", "auto ", "auto+host "
+POLICY, AUTO = "policy ", "auto "
 WIDER = "-50304"  # ends the name of a case that is another one with a longer vocabulary
 PRODUCT = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|cudnn|conv|wgrad|dgrad|fprop|dot", re.IGNORECASE)
 COPY = re.compile(r"memcpy|memset", re.IGNORECASE)
@@ -201,11 +199,10 @@ class Variant:
         """Returns a function that compiles the step and returns one that runs it, and what is known before."""
         program = self.program()
         facts: Facts = {}
-        if self.name.startswith((AUTO, AUTO_HOST)):
+        if self.name.startswith(AUTO):
             most = self.sharded(program, memory="10TB").plan(*program.args).memory
-            kind, share = self.name.split()
-            host = "auto" if f"{kind} " == AUTO_HOST else "off"
-            sharded = self.sharded(program, memory=float(share) * most, remat="auto", host=host)
+            share = float(self.name.removeprefix(AUTO))
+            sharded = self.sharded(program, memory=share * most, remat="auto")
             facts["limit"] = share * most
         elif self.name == HOST:
             sharded = self.sharded(program, memory="10TB", layouts={f"{state_name(program)}/**": "@host"})
@@ -265,9 +262,7 @@ def plan_facts(sharded: Sharded, program: Program) -> Facts:
     start = time.process_time()
     plan = sharded.plan(*program.args)
     again = plan.recomputation.seconds if plan.recomputation else 0.0
-    host = {"host": plan.host_memory, "sent": plan.host.seconds} if plan.host else {}
     return {
-        **host,
         **{"predicted": plan.seconds, "simulated": plan.simulated_seconds, "planned": plan.memory, "again": again},
         **{"planning": time.process_time() - start, "topology": plan.mesh.topology.name},
     }
@@ -414,8 +409,6 @@ def _named(variant: str) -> tuple[str, str]:
     """Returns the name of a variant and its limit, if it has one."""
     if variant.startswith(AUTO):
         return 'planned, `remat="auto"`', percent_text(float(variant.removeprefix(AUTO)))
-    if variant.startswith(AUTO_HOST):
-        return 'planned, `remat="auto"` and `host="auto"`', percent_text(float(variant.removeprefix(AUTO_HOST)))
     return NAMES.get(variant) or f"`{variant.removeprefix(POLICY)}`, `jax.jit`", ""
 
 
@@ -461,7 +454,7 @@ def _short(models: list[Facts]) -> Iterator[str]:
         yield f"Steps that keep everything are predicted {apart} off the measured ones."
     if over:
         peaks = f"{min(over):.2f} to {max(over):.2f}"
-        yield f'Within limits, with `remat="auto"`, peak memory is {peaks} of the limit, at {len(over)} limits.'
+        yield f'With `remat="auto"`, peak memory is {peaks} of the limit, at {len(over)} limits.'
 
 
 def _ran(found: Facts) -> bool:
@@ -478,8 +471,7 @@ and `resnet50` in float32 (TF32). One device sends nothing; this is about comput
 
 - *planned / `jax.jit`*: time of a step with everything kept, both in one process in turns, Python included. Losses of
   the first three steps were equal, or apart in the seventh digit.
-- *limit*: of memory for `remat="auto"`, also with `host="auto"`, as a share of what the plan that keeps everything
-  needs.
+- *limit*: of memory for `remat="auto"`, as a share of what the plan that keeps everything needs.
 - *policies*: `jax.checkpoint` around each layer, with values kept by name as in MaxText ([recomputation](remat.md)).
 - *predicted*: `plan.seconds` with the preset of the topology that was found; nothing is fitted to these runs.
 - *products*, *copies*, *other kernels*: seconds on the device per step, by the profiler's names of kernels.

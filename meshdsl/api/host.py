@@ -11,7 +11,8 @@ such as the state of an optimizer, wait in the host's memory (``meshdsl.ir.host`
 3. More are moved until a plan fits, then more and fewer as long as plans get faster. Where none fits, the inputs that
    save nothing are moved too, then few inputs one by one.
 
-The fastest of all plans is taken, that which moves nothing among them.
+The fastest of all plans is taken, that which moves nothing among them. With and without such inputs there, residuals
+of loops over layers may wait in the host's memory as well (``meshdsl.api.remat``).
 """
 
 from bisect import bisect_left

@@ -16,6 +16,9 @@ Within a memory limit a plan divides more, gathers again and waits longer; or it
    live where that plan exceeds the limit.
 
 The fastest of all plans is taken, that which keeps everything among them.
+
+With ``host="auto"`` values of loops over layers can also wait in the host's memory (``meshdsl.recomputation.hosting``).
+At a price of memory at which its transfers take less, a value that is kept is kept there.
 """
 
 from bisect import bisect_left

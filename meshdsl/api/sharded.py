@@ -132,9 +132,10 @@ def parallelize(
         all exceeds the memory and a plan that computes some again is the fastest of those that fit
         (``plan.recomputation``, ``plan.waterfall``). ``"replace"``: likewise, but the step's own ``jax.checkpoint`` is
         taken out first, with its policies, so that the planner alone chooses; a note in the plan names its lines.
-      host: which arguments live in the host's memory. ``"off"``, the default: those that ``layouts=`` puts there
-        (``@host``). ``"auto"``: besides, those that the planner chooses, if the fastest plan without that exceeds the
-        memory and one with it is the fastest of those that fit (``plan.host``, ``plan.waterfall``).
+      host: what lives in the host's memory. ``"off"``, the default: arguments that ``layouts=`` puts there
+        (``@host``). ``"auto"``: besides, arguments and residuals of loops over layers that the planner chooses, if the
+        fastest plan without that exceeds the memory and one with it is the fastest of those that fit (``plan.host``,
+        ``plan.waterfall``).
 
     Returns:
       The sharded step, with the parameters, the result, the name and the documentation of ``step``.

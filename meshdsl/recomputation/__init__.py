@@ -12,6 +12,7 @@ choice of its own for each. Modules, in order:
     segments  where chains of recomputation end in unrolled layers
     min_cut   the cheapest operations to run twice, at a price of memory
     traffic   which residuals cost memory traffic, so that to recompute them is faster
+    hosting   the program in which given residuals wait in the host's memory
 
 Nothing is planned here: ``api.remat`` prices residuals by a plan, plans the rewritten programs within the limit, and
 takes the fastest. The rewritten program is an ordinary program: rules, planner, lowering and ``verify`` know nothing of

@@ -16,6 +16,9 @@ same network, without layouts, is in PyTorch's AOTAutograd (min-cut rematerializ
 Operations of a loop over layers belong to one network with those outside of it: a slice or a constant of the loop is
 needed if the array outside is. A carry can be kept, as one more stack, and not be computed again.
 
+Where a value can wait in the host's memory, and its transfers take less than it is worth to keep it on the device, they
+are the price of keeping it.
+
 Any other scan that runs twice, as one over time inside of a layer, runs only as far as its results are needed: each of
 them is kept or computed again by itself, and the operations of its body have their own prices.
 """
