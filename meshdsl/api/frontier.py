@@ -178,10 +178,8 @@ def _points(plans: dict[float, Plan], simulated: bool) -> Iterator[FrontierPoint
         return plan.simulated_seconds if simulated else plan.seconds
 
     def bound_of(best: Plan, limit: float) -> float:
-        """The highest bound on plans within a limit that compute the same again; 0 if there is none."""
-        alike = (
-            plan for more, plan in plans.items() if more >= limit and _computed_again(plan) == _computed_again(best)
-        )
+        """The highest bound on plans within a limit of the same rewritten program; 0 if there is none."""
+        alike = (plan for more, plan in plans.items() if more >= limit and _rewritten(plan) == _rewritten(best))
         return max((plan.solution.lower_bound for plan in alike), default=0.0)
 
     found = list[tuple[float, Plan, float]]()
@@ -197,8 +195,11 @@ def _points(plans: dict[float, Plan], simulated: bool) -> Iterator[FrontierPoint
         yield FrontierPoint(limit, plan, seconds(plan), 0.0 if simulated else bound, price)
 
 
-def _computed_again(plan: Plan) -> tuple[int, ...]:
-    return plan.recomputation.ops if plan.recomputation else ()
+def _rewritten(plan: Plan) -> tuple[tuple[object, ...], ...]:
+    """What a plan computes again, and what it keeps in the host's memory."""
+    found, host = plan.recomputation, plan.host
+    again = (found.ops, found.spared, found.hosted) if found else ()
+    return again, tuple(array.path for array in host.arrays) if host else ()
 
 
 # ---- Picture ---------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def plan_best_variant(
       seconds: of planning, after which nothing more is tried to improve the plan and its bound.
       limits: what the planner may spend.
       remat: residuals may be computed again in the backward pass (``meshdsl.api.remat``).
-      host: inputs may be moved to the host's memory (``meshdsl.api.host``).
+      host: inputs and residuals may be moved to the host's memory (``meshdsl.api.host``, ``meshdsl.api.remat``).
 
     Raises:
       PinError: the pins contradict each other, or the program.
@@ -175,14 +175,16 @@ def plan_best_variant(
         limit = mesh.topology.memory if memory is None else memory
         recompute = partial(_recomputing, mesh=mesh, user_pins=user_pins, limit=limit, clock=clock, limits=limits)
         moved = _hosting(best, mesh, limit, clock, limits) if host else None
+        found = list[Variant | None]()
         if host:
-            sent = [recompute(each, Means(remat, host)) for each in (best, moved) if each]
-            if remat and not any(each and each.seconds < inf for each in (moved, *sent)):
-                sent.append(recompute(best, Means(False, host)))
-            using = (each for each in (moved, *sent) if each and any(each.host_counts.values()))
+            found += [recompute(each, Means(remat, host)) for each in (best, moved) if each]
+            if remat and not any(each and each.seconds < inf for each in (moved, *found)):
+                found.append(recompute(best, Means(False, host)))
+            using = (each for each in (moved, *found) if each and each.uses_host)
             moved = min(using, key=by_need, default=None)
         if remat:
-            again = recompute(best, Means(remat, False))
+            first = next(iter(found), None)
+            again = first if first and not first.uses_host else recompute(best, Means(remat, False))
             best, remarks = _with_or_without(best, again and again.polished(start), clock)
             notes += remarks
         notes = [*program.notes, *_constant_notes(best), *notes]
@@ -475,6 +477,11 @@ class Variant:
     def least(self) -> float:
         """The least bytes found if none fits; infinite if they are not known."""
         return (self.outcome.least or inf) if isinstance(self.outcome, MemoryLimitError) else 0.0
+
+    @property
+    def uses_host(self) -> bool:
+        """Whether it keeps anything in the host's memory by the planner's choice."""
+        return any(self.host_counts.values())
 
     @property
     def host_counts(self) -> dict[str, int]:
