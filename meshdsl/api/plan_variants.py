@@ -179,12 +179,12 @@ def plan_best_variant(
         if host:
             found += [recompute(each, Means(remat, host)) for each in (best, moved) if each]
             if remat and not any(each and each.seconds < inf for each in (moved, *found)):
-                found.append(recompute(best, Means(False, host)))
+                found.append(recompute(best, Means(recompute=False, host=True)))
             using = (each for each in (moved, *found) if each and each.uses_host)
             moved = min(using, key=by_need, default=None)
         if remat:
             first = next(iter(found), None)
-            again = first if first and not first.uses_host else recompute(best, Means(remat, False))
+            again = first if first and not first.uses_host else recompute(best, Means(remat, host=False))
             best, remarks = _with_or_without(best, again and again.polished(start), clock)
             notes += remarks
         notes = [*program.notes, *_constant_notes(best), *notes]

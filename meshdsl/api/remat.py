@@ -113,7 +113,7 @@ class ResidualCosts:
     reasons: Reasons
 
     @classmethod
-    def of(cls, found: SearchResult, limit: float, means: Means = Means(True, False)) -> "ResidualCosts":
+    def of(cls, found: SearchResult, limit: float, means: Means) -> "ResidualCosts":
         """Returns the costs under the plan of a search; memory is short where that plan exceeds a limit."""
         problem, solution = found.model.problem, found.unproved_solution
         graph, s = problem.program.graph, solution

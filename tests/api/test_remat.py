@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.api.remat import ResidualCosts, Rung, plan_recomputing
+from meshdsl.api.remat import Means, ResidualCosts, Rung, plan_recomputing
 from meshdsl.lowering import program
 from meshdsl.pins import UserPins
 from meshdsl.planner.solve import solve
@@ -137,7 +137,7 @@ def test_more_memory_is_never_slower_and_finds_the_fastest_of_all_choices():
 
     every = [planned(frozenset(some)) for n in range(len(ops) + 1) for some in combinations(sorted(ops), n)]
     free = plans[frozenset()]
-    costs, least = ResidualCosts.of(free, 0.0), min(size for _, size in every)
+    costs, least = ResidualCosts.of(free, 0.0, Means(recompute=True, host=False)), min(size for _, size in every)
     for limit in (2 * free.peak.bytes, *(least + k / 8 * (free.peak.bytes - least) for k in reversed(range(8)))):
         found = plan_recomputing(costs, free.peak.bytes - limit, partial(within, limit), Deadline(None))
         assert found.seconds == min(seconds for seconds, size in every if size <= limit)
