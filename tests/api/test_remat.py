@@ -10,10 +10,13 @@ import pytest
 
 import meshdsl as md
 from meshdsl.api.remat import Means, ResidualCosts, Rung, plan_recomputing
+from meshdsl.ir.graph import walk
+from meshdsl.ir.rewrite import value_ids
 from meshdsl.lowering import program
 from meshdsl.pins import UserPins
 from meshdsl.planner.solve import solve
 from meshdsl.recomputation import recomputing
+from meshdsl.recomputation.hosting import hostable
 from meshdsl.recomputation.levels import recomputable
 from meshdsl.recomputation.min_cut import RematChoice
 from meshdsl.trace import trace
@@ -114,7 +117,8 @@ class Chosen(NamedTuple):
     least: float = inf
 
 
-def test_more_memory_is_never_slower_and_finds_the_fastest_of_all_choices():
+@pytest.mark.parametrize("host", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_more_memory_is_never_slower_and_finds_the_fastest_of_all_choices(host):
     def step(w, x):
         def loss(w):
             return (jax.lax.scan(lambda y, w: (jnp.sin(jnp.tanh(y @ w)), None), x, w)[0] ** 2).mean()
@@ -122,25 +126,33 @@ def test_more_memory_is_never_slower_and_finds_the_fastest_of_all_choices():
         return updated(loss, w)
 
     shapes = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32), jax.ShapeDtypeStruct((2048, 64), jnp.float32)
-    program, mesh, user_pins = trace(step, shapes), md.Mesh(data=4), UserPins({"x": "data=S(0)", "w": "data=B"})
-    ops, plans = recomputable(program), {}
+    mesh, user_pins = md.Mesh(data=4, topology="cpu"), UserPins({"x": "data=S(0)", "w": "data=B"})
+    traced, found = trace(step, shapes), {}
+    ops, values, plans = recomputable(traced), hostable(traced.graph) if host else (), {}
 
-    def planned(choice):
-        if choice not in plans:
-            made = recomputing(program, choice).program
-            plans[choice] = solve(made, mesh, user_pins.resolve(made, mesh), inf)
-        return plans[choice].seconds, plans[choice].peak.bytes
+    def planned(ops, hosted):
+        if (ops, hosted) not in found:
+            made = recomputing(traced, ops, (), hosted).program
+            operations = tuple((op.name, *value_ids(op.inputs)) for _, op in walk(made.graph))
+            if operations not in plans:  # choices that differ in what nothing reads make one program
+                plans[operations] = solve(made, mesh, user_pins.resolve(made, mesh), inf)
+            found[ops, hosted] = plans[operations]
+        return found[ops, hosted].seconds, found[ops, hosted].peak.bytes
 
     def within(limit, choice):
-        seconds, size = planned(choice.ops)
+        seconds, size = planned(choice.ops, choice.hosted)
         return Chosen(seconds if size <= limit else inf, limit - size)
 
-    every = [planned(frozenset(some)) for n in range(len(ops) + 1) for some in combinations(sorted(ops), n)]
-    free = plans[frozenset()]
-    costs, least = ResidualCosts.of(free, 0.0, Means(recompute=True, host=False)), min(size for _, size in every)
+    every = [planned(again, sent) for again in subsets(ops) for sent in subsets(values)]
+    free, least = found[frozenset(), frozenset()], min(size for _, size in every)
+    costs = ResidualCosts.of(free, 0.0, Means(recompute=True, host=host))
     for limit in (2 * free.peak.bytes, *(least + k / 8 * (free.peak.bytes - least) for k in reversed(range(8)))):
-        found = plan_recomputing(costs, free.peak.bytes - limit, partial(within, limit), Deadline(None))
-        assert found.seconds == min(seconds for seconds, size in every if size <= limit)
+        best = plan_recomputing(costs, free.peak.bytes - limit, partial(within, limit), Deadline(None))
+        assert best.seconds == min(seconds for seconds, size in every if size <= limit)
+
+
+def subsets(ids):
+    return [frozenset(some) for n in range(len(ids) + 1) for some in combinations(sorted(ids), n)]
 
 
 def test_a_rung_is_tried_although_the_one_above_takes_all_the_room_there_is():
