@@ -274,7 +274,10 @@ def deep_arguments():
     return weights, jax.random.normal(keys[2], (2048, 32))
 
 
-@pytest.mark.parametrize("share, options", [(0.5, {"host": "auto"}), (0.3, {"host": "auto", "remat": "auto"})])
+@pytest.mark.parametrize(
+    "share, options",
+    [(0.3, {"host": "auto", "remat": "auto"}), pytest.param(0.5, {"host": "auto"}, marks=pytest.mark.sweep)],
+)
 def test_residuals_wait_on_the_host_where_memory_is_short(tmp_path, share, options):
     args, pins = deep_arguments(), {"weights/**": "data=B model=B", "x": "data=S(0) model=S(0) @device"}
     free = md.parallelize(deep, MESH, pins, effort="fast").plan(*args)
