@@ -1,14 +1,20 @@
 """Residuals in the host's memory: time and memory of steps, predicted and measured on a device, or compiled for others.
 
 python -m bench.host_memory [TARGET ...] [--width 4096] [--layers 16] [--rows 8192] [--shares 0.8 0.6 0.4]
+python -m bench.host_memory --context 65536 --memory 72GB
 
 A step of layers in a loop, of two products and two sines each, in bfloat16, is planned within shares of the memory of
 the plan that keeps everything: with ``host="auto"`` and with ``remat="auto"``. Without targets it runs on the first
 device at hand; for targets, such as ``dgx-h100:8`` or ``tpu-v5e:2x4``, it is compiled, each device with so many rows.
+
+With a length of context, Llama 3 8B is planned instead, with one such sequence on each of eight H100 (FSDP), with
+``remat="auto"`` alone and with ``host="auto"``.
 """
 
 import argparse
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,6 +26,7 @@ from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.errors import MemoryLimitError
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.aot_targets import parse_target
+from meshdsl.models import llama
 from meshdsl.plan import Plan
 from meshdsl.util.text import bytes_text, percent_text, seconds_text
 
@@ -35,7 +42,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rows", type=int, default=8192, help="per device")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.8, 0.6, 0.4])
+    parser.add_argument("--context", type=int, help="tokens per sequence of Llama 3 8B, which is planned instead")
+    parser.add_argument("--memory", default="72GB", help="limit for it; default: 72GB")
     options = parser.parse_args()
+    if options.context:
+        print(table(LONG, _long(options.context, options.memory)), f"\n{versions()}")
+        return
     sizes = options.width, options.layers, options.rows
     for target in options.targets:
         found = parse_target(target)
@@ -47,6 +59,26 @@ def main() -> None:
 
 
 HEADER = ("limit", "may", "residuals there", "computed again", "predicted", "measured", "planned memory", "compiled")
+
+
+LONG = ("may", "step", "memory", "on the host", "computed again", "gap", "planning")
+
+
+def _long(context: int, memory: str) -> Iterator[list[str]]:
+    config = replace(llama.CONFIGS["llama3-8b"], attend="fused", dtype="bfloat16", seq=context, remat="none")
+    made = llama.program(config, llama.RULES["fsdp"], batch=8)
+    mesh = Mesh(data=8, topology="dgx-h100")
+    for means in ({"remat": "auto"}, {"remat": "auto", "host": "auto"}):
+        name, start = " and ".join(f'`{word}="auto"`' for word in means), time.process_time()
+        step = parallelize(made.step, mesh, rules=made.rules, memory=memory, donate_argnums=(0, 1), **means)
+        try:
+            plan = step.plan(*made.args)
+        except MemoryLimitError as error:
+            yield [name, "none fits", f"{bytes_text(error.least)} at least", *[""] * 4]
+            continue
+        again = plan.recomputation.seconds if plan.recomputation else 0.0
+        sizes = seconds_text(plan.seconds), bytes_text(plan.memory), bytes_text(plan.host_memory), seconds_text(again)
+        yield [name, *sizes, percent_text(plan.gap), f"{time.process_time() - start:.0f} s"]
 
 
 def step(weights: Any, batch: Any) -> Any:
