@@ -536,8 +536,8 @@ parameters and optimizer state. Columns of seconds are predicted step times, all
   `minimal_with_context`): `jax.checkpoint` around each layer, with values kept by name. Our models name them as MaxText
   does; Mamba and ResNet, which it has not, by analogy (`models/recurrent.py`, `models/resnet.py`). In ResNet only the
   stacks follow the policy, and the first block of each stage keeps everything.
-- *offloaded*: the best of `qkv_proj_offloaded` and `minimal_offloaded`, which our plans cannot express, since values
-  inside a step are not planned in the host's memory. Derived: the step of the policy that keeps the same values on the
+- *offloaded*: the best of `qkv_proj_offloaded` and `minimal_offloaded`, which these plans do not
+  express, since they are made without `host="auto"`. Derived: the step of the policy that keeps the same values on the
   device, plus their transfers, none of them hidden; the memory of `full`. Not derived where `full` needs more memory
   than the plan that keeps them, since layouts differ.
 - *per layer*: the best two of all these, each for a part of the layers. Derived: memory and seconds of the plans

@@ -45,7 +45,7 @@ BYTES_PER_UNIT = {
     "Ti": 2**40,
 }
 REMAT = ("off", "auto", "replace")  # who says what is computed again: the step, the planner as well, or it alone
-HOSTS = ("off", "auto")  # who says which inputs live in the host's memory: the layouts alone, or the planner too
+HOSTS = ("off", "auto")  # who says what lives in the host's memory: the layouts alone, or the planner too
 UNEVEN = ("error", "replicate", "pad")  # what becomes of a pin that does not divide
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -27,7 +27,7 @@ from meshdsl.api.buckets import plan_with_buckets
 from meshdsl.api.host import HostChoice, HostCosts, Hosting, by_need, plan_hosting
 from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
-from meshdsl.api.remat import NEGLIGIBLE, Means, Remat, ResidualCosts, plan_recomputing
+from meshdsl.api.remat import NEGLIGIBLE, Means, Remat, ResidualCosts, plan_residuals
 from meshdsl.errors import MemoryLimitError, shortened
 from meshdsl.ir.graph import Op, TracedProgram, Value, walk
 from meshdsl.ir.host import keep_on_host
@@ -173,26 +173,26 @@ def plan_best_variant(
     with worker_pool() as start:
         best = best.polished(start)
         limit = mesh.topology.memory if memory is None else memory
-        recompute = partial(_recomputing, mesh=mesh, user_pins=user_pins, limit=limit, clock=clock, limits=limits)
+        without = partial(_residuals_elsewhere, mesh=mesh, user_pins=user_pins, limit=limit, clock=clock, limits=limits)
         moved = _hosting(best, mesh, limit, clock, limits) if host else None
-        found = list[Variant | None]()
+        found, remarks = list[Variant | None](), list[str]()
         if host:
-            found += [recompute(each, Means(remat, host)) for each in (best, moved) if each]
+            found += [without(each, Means(remat, host)) for each in (best, moved) if each]
             if remat and not any(each and each.seconds < inf for each in (moved, *found)):
-                found.append(recompute(best, Means(recompute=False, host=True)))
+                # what is computed again is held then, which its price leaves out: to send everything may need less
+                found.append(without(best, Means(recompute=False, host=True)))
             using = (each for each in (moved, *found) if each and each.uses_host)
             moved = min(using, key=by_need, default=None)
         if remat:
             first = next(iter(found), None)
-            again = first if first and not first.uses_host else recompute(best, Means(remat, host=False))
+            again = first if first and not first.uses_host else without(best, Means(remat, host=False))
             best, remarks = _with_or_without(best, again and again.polished(start), clock)
-            notes += remarks
         notes = [*program.notes, *_constant_notes(best), *notes]
         if host:
             finish = partial(_finish, overlap=overlap, start=start)
-            planned = _moved_or_not(best, moved and moved.polished(start), clock, finish, notes)
+            planned = _moved_or_not(best, moved and moved.polished(start), clock, finish, notes, remarks)
         else:
-            planned = _finish(best, notes, overlap, start)
+            planned = _finish(best, [*notes, *remarks], overlap, start)
     if not clock.has_stopped:
         return planned
     stopped = f"planning stopped at the time limit of {seconds_text(clock.seconds or 0.0)}: best plan so far"
@@ -205,7 +205,7 @@ def plan_best_variant(
 _SHORT = (0.75, 0.5)
 
 
-def _recomputing(
+def _residuals_elsewhere(
     best: "Variant",
     means: Means,
     mesh: Mesh,
@@ -216,11 +216,11 @@ def _recomputing(
 ) -> "Variant | None":
     """Return the fastest variant found that does not keep all residuals on the device; None if that cannot be of use.
 
-    Args:
-      means: what may become of them.
-
     Where the plan that keeps everything does not feel the memory limit, recomputation must promise to save traffic. If
     none fits, something is tried whatever the clock says.
+
+    Args:
+      means: what may become of them.
     """
     found, program = best.outcome, best.program
     if _is_staged(program) or (isinstance(found, SearchResult) and clock.expired()):
@@ -250,12 +250,12 @@ def _recomputing(
     whole, excess = ResidualCosts.of(free, 0.0, means), free.peak.bytes - limit
     if excess <= 0 and whole.promise <= NEGLIGIBLE * free.seconds:
         return None
-    found_best = plan_recomputing(whole, excess, partial(attempt, whole), clock)
+    found_best = plan_residuals(whole, excess, partial(attempt, whole), clock)
     for short in (limit, *(part * limit for part in _SHORT)) if excess > 0 else ():
         if found_best and found_best.seconds < best.seconds and (short < limit or clock.expired()):
             break
         costs = ResidualCosts.of(free, short, means)
-        again = None if costs.held == whole.held else plan_recomputing(costs, excess, partial(attempt, costs), clock)
+        again = None if costs.held == whole.held else plan_residuals(costs, excess, partial(attempt, costs), clock)
         found_best = again if again and not (found_best and found_best.seconds <= again.seconds) else found_best
         if best.seconds < inf and clock.expired():
             break
@@ -303,34 +303,42 @@ def _moved_or_not(
     clock: Deadline,
     finish: "Callable[[Variant, list[str]], PlannedProgram]",
     notes: list[str],
+    remarks: list[str],
 ) -> PlannedProgram:
     """Return the faster of the plan that moves nothing to the host's memory and the one that does, with notes.
 
     Args:
       finish: writes a variant as a plan with notes.
+      notes: on both.
+      remarks: on what the first computes again.
     """
+    remarks = [*notes, *remarks]
     if moved is None:
-        why = "every input is needed where memory is short, or does not fit the host's memory"
+        why = "no input or residual that may move saves memory where it is short"
         if _is_staged(best.program):
             why = "stages of a pipeline keep what they need on their devices"
         elif isinstance(best.outcome, SearchResult) and not best.outcome.fit.is_constrained:
             why = "the fastest plan without that fits the memory"
         elif isinstance(best.outcome, SearchResult) and clock.has_stopped:
             why = "the time limit was up before it was tried"
-        return finish(best, [*notes, f"nothing is moved to the host's memory: {why} (host='auto')"])
+        return finish(best, [*remarks, f"nothing is moved to the host's memory: {why} (host='auto')"])
     counts = moved.host_counts.items()
     moving = " and ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in counts if count)
     if isinstance(moved.outcome, MemoryLimitError):
         if isinstance(best.outcome, MemoryLimitError) and by_need(moved) < by_need(best):
-            again = f" and activations computed again ({_asked(best)})" if moved.remat else ""
+            computes = moved.remat is not None and bool(moved.remat.choice.ops)
+            again = f" and activations computed again ({_asked(best)})" if computes else ""
             text = f"that is with {moving} in the host's memory (host='auto'){again}; a plan without needs more"
             error = MemoryLimitError("\n".join((str(moved.outcome), text)))
             error.least = moved.outcome.least
             raise error
-        return finish(best, [*notes, "nothing is moved to the host's memory (host='auto'): no plan that does fits"])
+        return finish(best, [*remarks, "nothing is moved to the host's memory (host='auto'): no plan that does fits"])
     if isinstance(best.outcome, MemoryLimitError):
         return finish(moved, notes)
-    plans = finish(best, notes), finish(moved, notes)
+    try:
+        plans = finish(best, remarks), finish(moved, notes)
+    except MemoryLimitError:  # the host's
+        return finish(best, [*remarks, "nothing is moved to the host's memory (host='auto'): it would not fit there"])
     stays, moves = (planned.plan.seconds for planned in plans)
     if moves < stays:
         return plans[1]

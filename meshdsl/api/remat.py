@@ -1,4 +1,4 @@
-"""Choose what is computed again in the backward pass, so that the step fits the memory and is fast.
+"""Choose what the backward pass computes again, or loads from the host, so that the step fits the memory and is fast.
 
 Within a memory limit a plan divides more, gathers again and waits longer; or it computes residuals again
 (``meshdsl.recomputation``). Both are planned in turn:
@@ -22,7 +22,7 @@ At a price of memory at which its transfers take less, a value that is kept is k
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -34,6 +34,7 @@ from meshdsl.ir.index import graph_index
 from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
+from meshdsl.plan.host import boundary_bytes
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons, collectives_inside
 from meshdsl.plan.types import Recomputation, RecomputedValue
@@ -59,6 +60,7 @@ ENOUGH = 0.9  # part of the bytes in excess that a rung must be expected to save
 FILLED = 3  # plans with one residual more that is kept
 LONGEST = 0.25  # by which a residual that lives through the whole step is dearer than one that is read at once
 NEXT_TO_NOTHING = 1e-9  # price at which only what costs nothing is computed again, as part of the middle one
+SENT = 8  # rungs between two that differ in what waits in the host's memory
 NEGLIGIBLE = 1e-3  # share of the seconds of a choice that is not worth a plan
 
 
@@ -73,10 +75,15 @@ class Means(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A choice and the price of memory at which it is the cheapest, in seconds per byte."""
+    """A choice and the price of memory at which it is the cheapest, in seconds per byte.
+
+    Args:
+      sent: ids of the values that may wait in the host's memory at that price; None for all that are worth it.
+    """
 
     choice: RematChoice
     price: float
+    sent: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,25 +142,41 @@ class ResidualCosts:
         kept = frozenset[int]().union(*(boundary_ops(level, held, views) for level in levels(graph)))
         ops_twice = recomputable(problem.program) - kept if means.recompute else frozenset[int]()
         transfers = _transfer_seconds(graph, s) if means.host else {}
-        given = (graph.inputs[i] for i in graph.hosted)
-        room = s.mesh.topology.host_memory - sum(_local_bytes(x, s) for x in given)
+        room = s.mesh.topology.host_memory - boundary_bytes(graph, s, found.fitter.pins)
         prices = twice, transfers, room
         return cls(problem.program, ops_twice, held, lasting, traffic, again, *prices, views, fused, reasons)
 
-    def choice(self, price: float, kept: frozenset[int] = frozenset()) -> RematChoice:
+    def choice(
+        self, price: float, kept: frozenset[int] = frozenset(), sent: frozenset[int] | None = None
+    ) -> RematChoice:
         """Returns the cheapest choice at a price of memory in seconds per byte.
 
         Args:
-          kept: ids of values that are kept in any case.
+          kept: ids of values that are kept on the device in any case.
+          sent: ids of values that are kept in the host's memory, if they are kept; None for those to which it pays, as
+            far as there is room.
         """
         sizes = {v: 0 if v in kept else size for v, size in self.held.items()}
         prices = {v: price * size * (1 + LONGEST * self.lasting.get(v, 0.0)) for v, size in sizes.items()}
-        hosted = frozenset(v for v, seconds in self.transfers.items() if seconds < prices.get(v, 0.0))
+        paying = (v for v, seconds in self.transfers.items() if seconds < prices.get(v, 0.0))
+        hosted = frozenset(paying if sent is None else sent) - kept
         prices |= {v: self.transfers[v] for v in hosted}
         choice = self._cut(
             {v: prices.get(v, 0.0) + self.traffic.get(v, 0.0) for v in {**prices, **self.traffic}}, self.again
         )
-        return choice._replace(hosted=choice.kept & hosted)
+        choice = choice._replace(hosted=choice.kept & hosted)
+        if sum(self.held.get(v, 0) for v in choice.hosted) > self.room:
+            return self.choice(price, kept, self._with_room(choice.hosted))
+        return choice
+
+    def _with_room(self, values: Iterable[int]) -> frozenset[int]:
+        """Returns the values that have room in the host's memory, those first that take the fewest seconds per byte."""
+        ordered = sorted(values, key=self._sending_order)
+        sizes = accumulate(self.held.get(v, 0) for v in ordered)
+        return frozenset(v for v, size in zip(ordered, sizes, strict=True) if size <= self.room)
+
+    def _sending_order(self, v: int) -> tuple[float, int]:
+        return self.transfers[v] / max(1, self.held.get(v, 0)), v
 
     def _cut(self, prices: Mapping[int, float], again: Mapping[int, float]) -> RematChoice:
         kept = {**prices, **dict.fromkeys(self.views, inf)}
@@ -169,9 +192,16 @@ class ResidualCosts:
         ]
         between = [Rung(self.choice(price), price) for price in _between(rungs)]
         rungs = sorted([*rungs, *between], key=lambda rung: rung.price)
+        rungs = [*rungs[:1], *(rung for a, b in pairwise(rungs) for rung in (*self._sending_more(a, b), b))]
         changing = (rung for rung in reversed(rungs) if rung.choice.ops or rung.choice.hosted)
-        changing = (rung for rung in changing if sum(self.held[v] for v in rung.choice.hosted) <= self.room)
         return list({rung.choice.rewrite: rung for rung in changing}.values())[::-1]
+
+    def _sending_more(self, a: Rung, b: Rung) -> Iterator[Rung]:
+        """Yields rungs between two, that send more and more: values of equal sizes pay at the same price."""
+        more = sorted(b.choice.hosted - a.choice.hosted, key=self._sending_order)
+        for stop in range(1, len(more), len(more) // SENT + 1):
+            sent = a.choice.hosted.union(more[:stop])
+            yield Rung(self.choice(a.price, sent=sent), a.price, sent)
 
     @cached_property
     def _middle_price(self) -> float:
@@ -332,12 +362,12 @@ class Planned(Protocol):
 P = TypeVar("P", bound=Planned)
 
 
-def plan_recomputing(
+def plan_residuals(
     costs: ResidualCosts, excess: float, attempt: Callable[[RematChoice], P], clock: Deadline
 ) -> P | None:
-    """Returns the fastest plan found that computes something again; None if there is nothing to compute again.
+    """Returns the fastest plan found that does not keep all residuals on the device; None if it has to keep them.
 
-    If none fits, the one that computes most again is returned.
+    If none fits, that of the last rung is returned.
 
     Args:
       costs: of residuals.
@@ -384,7 +414,7 @@ def _filled(costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematC
                 spare -= size
         if not more or clock.expired():
             break
-        trial_choice = costs.choice(rung.price, kept.union(more))
+        trial_choice = costs.choice(rung.price, kept.union(more), rung.sent)
         trial = attempt(trial_choice)
         if trial.seconds < best.seconds:
             best, choice, kept = trial, trial_choice, kept.union(more)
@@ -401,7 +431,7 @@ def _worth_keeping(
     ops = sorted(op for op in choice.ops if costs.again[op] > NEGLIGIBLE * seconds)
     for value in (*(value for op in ops for value in costs.results[op]), *sorted(choice.hosted)):
         if value not in kept and value not in refused and costs.held.get(value):
-            gain = seconds - costs.seconds(costs.choice(rung.price, kept | {value}))
+            gain = seconds - costs.seconds(costs.choice(rung.price, kept | {value}, rung.sent))
             if gain > NEGLIGIBLE * seconds:
                 found.append((gain, value, costs.held[value]))
     return [(value, size) for _, value, size in sorted(found, reverse=True)]
@@ -412,11 +442,11 @@ def _worth_keeping(
 
 @dataclass(frozen=True)
 class Remat:
-    """What a program computes again, for its plan.
+    """What a program computes again, and sends to the host until then, for its plan.
 
     Args:
-      choice: the operations that run twice.
-      made: the program in which they do.
+      choice: the operations that run twice, and the values that are sent.
+      made: the rewritten program.
       costs: by which they were chosen.
       fastest: bytes and seconds of the best plan found that keeps everything, without a memory limit.
       kept: those of the best one within the limit, if there is any.

@@ -138,9 +138,10 @@ def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
 
 def _form(plan: PlanData) -> tuple[object, ...]:
     """On what the fingerprint of one program depends."""
-    hosted = tuple(array.path for array in plan.host.arrays) if plan.host else ()
+    hosted, again = tuple(array.path for array in plan.host.arrays) if plan.host else (), plan.recomputation
     padded = plan.padded, plan.regions, plan.checkpoints
-    return *padded, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh), hosted
+    rewritten = (again.ops, again.spared, again.hosted) if again else ()
+    return *padded, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh), hosted, rewritten
 
 
 def _takes(plan: PlanData) -> list[tuple[object, ...]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import prod
 
-from meshdsl.ir.graph import Op, TracedProgram, Value
+from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
 from meshdsl.ir.host import TO_DEVICE, TO_HOST, TRANSFERS, hosted_outputs, hosted_residuals
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.plan.op_times import OpTimes
@@ -26,8 +26,6 @@ def _arrays(program: TracedProgram, solution: Solution, pins: Pins, times: OpTim
     transfers = [op for op in graph.ops if op.name in TRANSFERS]
     loads = {x.id: op for op in transfers if op.name == TO_DEVICE and isinstance(x := op.inputs[0], Value)}
     stores = {op.outputs[0].id: op for op in transfers if op.name == TO_HOST}
-    sent = hosted_outputs(graph)
-    replaced = {i: j for j, i in enumerate(pins.follows) if j in sent and i in graph.hosted}
 
     def array(path: str, value: Value, copies: int, ops: list[Op]) -> HostedArray:
         size = _local_bytes(value, solution)
@@ -35,15 +33,36 @@ def _arrays(program: TracedProgram, solution: Solution, pins: Pins, times: OpTim
         on_device = any(held.get(x.id, 0) for x in here)
         return HostedArray(path, size * copies, 0 if on_device else size, sum(map(times.seconds, ops)))
 
-    for i in sorted(graph.hosted):
-        value, j = graph.inputs[i], replaced.get(i)
+    for i, j, copies in _boundary(graph, pins):
         result = graph.returned[j] if j is not None else None
-        ops = [op for op in (loads.get(value.id), result and stores.get(result.id)) if op]
-        yield array(program.inputs[i].path, value, 1 + (j is not None and i not in pins.donated), ops)
-    for j in sorted(sent - set(replaced.values())):
-        result = graph.returned[j]
-        if isinstance(result, Value):
-            yield array(f"output {program.outputs[j].path}".rstrip(), result, 1, [stores[result.id]])
+        if i is not None:
+            value = graph.inputs[i]
+            ops = [op for op in (loads.get(value.id), result and stores.get(result.id)) if op]
+            yield array(program.inputs[i].path, value, copies, ops)
+        elif isinstance(result, Value) and j is not None:
+            yield array(f"output {program.outputs[j].path}".rstrip(), result, copies, [stores[result.id]])
+
+
+def _boundary(graph: Graph, pins: Pins) -> Iterator[tuple[int | None, int | None, int]]:
+    """Yields inputs in the host's memory with the results that replace them, then other results, and how many copies.
+
+    An input that is not donated stays beside the result that replaces it.
+    """
+    sent = hosted_outputs(graph)
+    replaced = {i: j for j, i in enumerate(pins.follows) if j in sent and i in graph.hosted}
+    for i in sorted(graph.hosted):
+        j = replaced.get(i)
+        yield i, j, 1 + (j is not None and i not in pins.donated)
+    yield from ((None, j, 1) for j in sorted(sent - set(replaced.values())))
+
+
+def boundary_bytes(graph: Graph, solution: Solution, pins: Pins) -> int:
+    """Returns the bytes of the host's memory, per device, of inputs and results."""
+    found = 0
+    for i, j, copies in _boundary(graph, pins):
+        x = graph.inputs[i] if i is not None else graph.returned[j or 0]
+        found += copies * _local_bytes(x, solution) if isinstance(x, Value) else 0
+    return found
 
 
 def _residuals(program: TracedProgram, solution: Solution, reasons: Reasons, times: OpTimes) -> Iterator[HostedArray]:
@@ -54,7 +73,9 @@ def _residuals(program: TracedProgram, solution: Solution, reasons: Reasons, tim
         size = max(_local_bytes(end.value, solution) for end in residual.ends)
         on_device = sum(held.get(id, 0) for id in here | {sent.id})
         seconds = residual.trips * sum(map(times.seconds, (residual.sent_by, *residual.loads)))
-        yield HostedArray(reasons.name_and_line(sent.id), size, max(0, size - on_device), seconds)
+        name = reasons.name_and_line(sent.id)
+        name = name if "(" in name else f"{name} ({reasons.line(residual.sent_by)})"  # what a loop carries has no line
+        yield HostedArray(name, size, max(0, size - on_device), seconds)
 
 
 def _local_bytes(value: Value, solution: Solution) -> int:

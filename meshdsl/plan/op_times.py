@@ -102,7 +102,7 @@ class OpTimes:
         return found
 
     def _transfer_rows(self, op: Op) -> tuple[Signature, ...]:
-        """The rows of a transfer to or from the host's memory, which is a part of its input or output."""
+        """The rows of a transfer to or from the host's memory, which is a part of its input, output or residual."""
         layout = self.solution.layouts[op.outputs[0].id]
         return tuple(Signature((layout.on(axis),), (layout.on(axis),)) for axis in self.solution.mesh.names)
 

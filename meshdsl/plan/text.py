@@ -173,8 +173,9 @@ def _title(plan: PlanData) -> Iterator[str]:
     yield from _utilization(plan)
     yield f"  peak memory          {bytes_text(plan.memory)} per device{_largest_buffers(plan)}"
     if plan.host:
-        count = len(plan.host.arrays) + len(plan.host.residuals)
-        kept = f"{_count(count, 'array')}, {seconds_text(plan.host.seconds)} of transfers per step"
+        counts = ("array", len(plan.host.arrays)), ("residual", len(plan.host.residuals))
+        kept = ", ".join(_count(count, kind) for kind, count in counts if count)
+        kept = f"{kept}, {seconds_text(plan.host.seconds)} of transfers per step"
         yield f"  host memory          {bytes_text(plan.host_memory)} per device  ({kept})"
     runs = sum(c.trips for c in plan.collectives)
     yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"

@@ -191,8 +191,8 @@ class HostMemory(NamedTuple):
     Args:
       arrays: inputs in their order, then results that replace none of them.
       bytes: of the host's memory, per device.
-      fastest: if the planner chose any, bytes and seconds of the best plan found without that, and without a memory
-        limit.
+      fastest: if the planner chose any of the arrays, bytes and seconds of the best plan found without that, and
+        without a memory limit; where it chose residuals alone, ``plan.recomputation.fastest``.
       kept: bytes and seconds of the best plan found within the limit without its choice; None if there is none.
       residuals: values that wait there between forward and backward pass.
     """
@@ -340,7 +340,7 @@ class PlanData:
       timing: ``spans``, ``simulated_seconds``, ``exposed`` and ``utilization``, computed when one is first used.
       jax: version of jax that traced the step, which does not make plans unequal; empty in older files.
       prefetched: the loops that send collectives ahead or behind, in program order.
-      recomputation: what the backward pass computes again, if the planner chose anything.
+      recomputation: what the planner chose to compute again in the backward pass, or to send to the host until then.
       checkpoints: the step's ``jax.checkpoint`` is as written; else it was taken out (``remat="replace"``).
       effort: with which the step was planned, which does not make plans unequal either.
       host: what is kept in the host's memory, if anything.

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from math import inf
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.api.remat import Means, ResidualCosts, Rung, plan_recomputing
+from meshdsl.api.remat import Means, ResidualCosts, Rung, plan_residuals
 from meshdsl.ir.graph import walk
 from meshdsl.ir.rewrite import value_ids
 from meshdsl.lowering import program
@@ -147,8 +148,25 @@ def test_more_memory_is_never_slower_and_finds_the_fastest_of_all_choices(host):
     free, least = found[frozenset(), frozenset()], min(size for _, size in every)
     costs = ResidualCosts.of(free, 0.0, Means(recompute=True, host=host))
     for limit in (2 * free.peak.bytes, *(least + k / 8 * (free.peak.bytes - least) for k in reversed(range(8)))):
-        best = plan_recomputing(costs, free.peak.bytes - limit, partial(within, limit), Deadline(None))
+        best = plan_residuals(costs, free.peak.bytes - limit, partial(within, limit), Deadline(None))
         assert best.seconds == min(seconds for seconds, size in every if size <= limit)
+
+
+def test_values_that_pay_at_one_price_are_sent_one_by_one_as_far_as_there_is_room():
+    def step(w, x):
+        def loss(w):
+            return (jax.lax.scan(lambda y, w: (jnp.sin(jnp.tanh(y @ w)), None), x, w)[0] ** 2).mean()
+
+        return jax.grad(loss)(w)
+
+    shapes = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32), jax.ShapeDtypeStruct((2048, 64), jnp.float32)
+    traced, mesh = trace(step, shapes), md.Mesh(data=4, topology="cpu")
+    free = solve(traced, mesh, UserPins({"x": "data=S(0)", "w": "data=B"}).resolve(traced, mesh), inf)
+    costs = ResidualCosts.of(free, 0.0, Means(recompute=False, host=True))
+    sent = [len(rung.choice.hosted) for rung in costs.ladder()]
+    assert sent == list(range(1, len(sent) + 1)) and len(sent) > 2
+    (size,) = {costs.held[v] for v in costs.ladder()[-1].choice.hosted}
+    assert max(len(rung.choice.hosted) for rung in replace(costs, room=2.5 * size).ladder()) == 2
 
 
 def subsets(ids):
@@ -171,7 +189,7 @@ def test_a_rung_is_tried_although_the_one_above_takes_all_the_room_there_is():
         again = dict.fromkeys(range(3), 0.0)
 
     plans = Chosen(inf, -inf), Chosen(2.0, 5), Chosen(9.0, 1)
-    found = plan_recomputing(Costs(), 210, lambda choice: plans[min(choice.ops)], Deadline(None))
+    found = plan_residuals(Costs(), 210, lambda choice: plans[min(choice.ops)], Deadline(None))
     assert found.seconds == 2
 
 
