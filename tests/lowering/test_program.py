@@ -196,4 +196,4 @@ def test_what_comes_from_the_host_waits_for_the_results_before_it():
     sharded = jax.shard_map(local, mesh=device_mesh(mesh), in_specs=spec, out_specs=spec)
     traced = jax.make_jaxpr(sharded)(*jax.tree.leaves(args)).eqns[0].params["jaxpr"]
     loads = [len(eqn.invars) for eqn in traced.eqns if eqn.primitive.name == "optimization_barrier"]
-    assert loads == [1, 2, 2]
+    assert loads == [2, 2]  # the first has no result to wait for
