@@ -407,11 +407,13 @@ def _filled(costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematC
     """Returns the plan with residuals kept in the memory that it leaves, as far as that is faster."""
     kept, choice, refused = frozenset[int](), rung.choice, set[int]()
     for _ in range(FILLED):
-        spare, more = best.spare, list[int]()
-        for value, size in _worth_keeping(costs, rung, choice, kept, refused):
+        spare, more, worth = best.spare, list[int](), _worth_keeping(costs, rung, choice, kept, refused)
+        for value, size in worth:
             if size <= spare:
                 more.append(value)
                 spare -= size
+        sent = sorted((size, -i, value) for i, (value, size) in enumerate(worth) if value in choice.hosted)
+        more = more or [value for *_, value in sent[:1]]  # it may fit all the same: plans fill the room that there is
         if not more or clock.expired():
             break
         trial_choice = costs.choice(rung.price, kept.union(more), rung.sent)
