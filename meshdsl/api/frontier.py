@@ -195,11 +195,10 @@ def _points(plans: dict[float, Plan], simulated: bool) -> Iterator[FrontierPoint
         yield FrontierPoint(limit, plan, seconds(plan), 0.0 if simulated else bound, price)
 
 
-def _rewritten(plan: Plan) -> tuple[tuple[object, ...], ...]:
+def _rewritten(plan: Plan) -> tuple[object, ...]:
     """What a plan computes again, and what it keeps in the host's memory."""
-    found, host = plan.recomputation, plan.host
-    again = (found.ops, found.spared, found.hosted) if found else ()
-    return again, tuple(array.path for array in host.arrays) if host else ()
+    again, host = plan.recomputation, plan.host
+    return again and again.rewrite, tuple(array.path for array in host.arrays) if host else ()
 
 
 # ---- Picture ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf, prod
+from math import inf
 from typing import NamedTuple, TypeVar
 
 from meshdsl.api.remat import Planned
@@ -27,6 +27,7 @@ from meshdsl.ir.graph import Value
 from meshdsl.ir.host import in_optimizer_order
 from meshdsl.ir.index import consumers, producers
 from meshdsl.ir.solution import Pins
+from meshdsl.plan.host import boundary_bytes
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.solve import SearchResult
@@ -118,7 +119,7 @@ class HostCosts:
         def candidate(i: int, x: Value) -> _Candidate:
             j = replaced.get(i)
             result = None if j is None else graph.returned[j]
-            size = int(prod(s.layouts[x.id].local_shape(x.shape, s.mesh.sizes_by_name)) * x.itemsize)
+            size = s.local_bytes(x)
             seconds = size / topology.host_load + topology.overhead
             if result is not None:
                 seconds += size / topology.host_store + topology.overhead
@@ -133,7 +134,7 @@ class HostCosts:
             (each for each in possible if each.bytes),
             key=lambda x: (x.seconds / x.saved if x.saved else inf, -x.bytes, x.input),
         )
-        room = topology.host_memory - sum(candidate(i, graph.inputs[i]).bytes for i in pins.hosted)
+        room = topology.host_memory - boundary_bytes(graph, s, pins)
         sizes = accumulate(each.bytes for each in useful)
         fitting = tuple(each for each, size in zip(useful, sizes, strict=True) if size <= room)
         return HostCosts(fitting, found.peak.bytes - limit)

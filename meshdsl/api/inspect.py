@@ -47,7 +47,7 @@ from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import SourceNames
 from meshdsl.plan.types import Collective, Line
 from meshdsl.shardings import StatedMesh, mesh_of, topology_at_hand
-from meshdsl.util.text import bytes_text, seconds_text, table
+from meshdsl.util.text import bytes_text, count_text, seconds_text, table
 
 _SHOWN = 12  # rows of a printed table
 _KINDS = 3  # kinds of operations in one row of types
@@ -261,7 +261,7 @@ class Inspection:
     def __str__(self) -> str:
         compiler = f"compiled for {self.target}" if self.target else "compiled by XLA"
         title = f"{self.name} on mesh {self.mesh}, {compiler}; seconds of topology {self.mesh.topology.name}"
-        counted = f"{len(self.collectives)} tensor{'s' * (len(self.collectives) != 1)}"
+        counted = count_text(len(self.collectives), "tensor")
         sums = [
             f"sends {bytes_text(self.bytes)} per device and step in {counted}, {seconds_text(self.seconds)}, of which "
             f"{seconds_text(self.exposed_seconds)} have no product beside them",

@@ -50,7 +50,7 @@ from meshdsl.recomputation.levels import kept_effects
 from meshdsl.recomputation.min_cut import RematChoice, Rewrite
 from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
-from meshdsl.util.text import bytes_text, percent_text, seconds_text
+from meshdsl.util.text import bytes_text, count_text, percent_text, seconds_text
 
 SHOWN = 2  # dims that a note names before "and 3 more"
 Sizes = Mapping[int, int]  # lengths that are padded -> the lengths they are padded to
@@ -173,19 +173,19 @@ def plan_best_variant(
     with worker_pool() as start:
         best = best.polished(start)
         limit = mesh.topology.memory if memory is None else memory
-        without = partial(_residuals_elsewhere, mesh=mesh, user_pins=user_pins, limit=limit, clock=clock, limits=limits)
+        relieve = partial(_residuals_elsewhere, mesh=mesh, user_pins=user_pins, limit=limit, clock=clock, limits=limits)
         moved = _hosting(best, mesh, limit, clock, limits) if host else None
         found, remarks = list[Variant | None](), list[str]()
         if host:
-            found += [without(each, Means(remat, host)) for each in (best, moved) if each]
+            found += [relieve(each, Means(remat, host)) for each in (best, moved) if each]
             if remat and not any(each and each.seconds < inf for each in (moved, *found)):
-                # what is computed again is held then, which its price leaves out: to send everything may need less
-                found.append(without(best, Means(recompute=False, host=True)))
+                # what is computed again takes memory too, which prices leave out: sending alone may need less
+                found.append(relieve(best, Means(recompute=False, host=True)))
             using = (each for each in (moved, *found) if each and each.uses_host)
             moved = min(using, key=by_need, default=None)
         if remat:
             first = next(iter(found), None)
-            again = first if first and not first.uses_host else without(best, Means(remat, host=False))
+            again = first if first and not first.uses_host else relieve(best, Means(remat, host=False))
             best, remarks = _with_or_without(best, again and again.polished(start), clock)
         notes = [*program.notes, *_constant_notes(best), *notes]
         if host:
@@ -323,7 +323,7 @@ def _moved_or_not(
             why = "the time limit was up before it was tried"
         return finish(best, [*remarks, f"nothing is moved to the host's memory: {why} (host='auto')"])
     counts = moved.host_counts.items()
-    moving = " and ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in counts if count)
+    moving = " and ".join(count_text(count, kind) for kind, count in counts if count)
     if isinstance(moved.outcome, MemoryLimitError):
         if isinstance(best.outcome, MemoryLimitError) and by_need(moved) < by_need(best):
             computes = moved.remat is not None and bool(moved.remat.choice.ops)

@@ -143,8 +143,10 @@ class ResidualCosts:
         ops_twice = recomputable(problem.program) - kept if means.recompute else frozenset[int]()
         transfers = _transfer_seconds(graph, s) if means.host else {}
         room = s.mesh.topology.host_memory - boundary_bytes(graph, s, found.fitter.pins)
-        prices = twice, transfers, room
-        return cls(problem.program, ops_twice, held, lasting, traffic, again, *prices, views, fused, reasons)
+        return cls(
+            *(problem.program, ops_twice, held, lasting, traffic, again, twice, transfers, room),
+            *(views, fused, reasons),
+        )
 
     def choice(
         self, price: float, kept: frozenset[int] = frozenset(), sent: frozenset[int] | None = None
@@ -263,9 +265,6 @@ def _gaps(
             for x in values(op.inputs) if first < len(level.ops) else ():
                 needed[x.id] = min(first, needed.get(x.id, first))
 
-    def local(v: Value) -> int:
-        return _local_bytes(v, solution)
-
     def part(start: int, stop: int) -> tuple[int, float]:
         return over[stop] - over[start], (stop - start) / len(level.ops)
 
@@ -273,16 +272,12 @@ def _gaps(
         for v in op.outputs if op.phase == FORWARD else ():
             if v.id in needed:
                 full, lasting = part(min(i + 1, needed[v.id]), needed[v.id])
-                yield v, local(v) if full else 0, lasting
+                yield v, solution.local_bytes(v) if full else 0, lasting
     for loops in layer_loops(level):
         full, lasting = part(position[loops.forward.id], position[loops.backward.id] + 1)
         body, length = loops.forward.bodies[0], loops.forward.params["length"]
         for v in (*body.inputs, *(v for op in body.ops for v in op.outputs)):
-            yield v, length * local(v) if full else 0, lasting
-
-
-def _local_bytes(v: Value, solution: Solution) -> int:
-    return int(prod(solution.layouts[v.id].local_shape(v.shape, solution.mesh.sizes_by_name)) * v.itemsize)
+            yield v, length * solution.local_bytes(v) if full else 0, lasting
 
 
 def seconds_again(program: TracedProgram, solution: Solution, times: OpTimes) -> dict[int, float]:
@@ -333,7 +328,7 @@ def _transfer_seconds(graph: Graph, solution: Solution) -> dict[int, float]:
     for trips, v in defined:
         if v.id in can:
             per_byte = 1 / topology.host_load + 1 / topology.host_store
-            found[v.id] = trips * (_local_bytes(v, solution) * per_byte + 2 * topology.overhead)
+            found[v.id] = trips * (solution.local_bytes(v) * per_byte + 2 * topology.overhead)
     return found
 
 

@@ -23,7 +23,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.collectives import CompiledCollective, compiled_collectives
 from meshdsl.plan.budget import Kinds, check_budget
 from meshdsl.shardings import StatedMesh, mesh_of
-from meshdsl.util.text import bytes_text
+from meshdsl.util.text import bytes_text, count_text
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"  # of jax.monitoring, after every compilation
 
@@ -111,7 +111,7 @@ class Watch:
             for c in each.collectives
         ]
         return "\n".join(
-            [f"{bytes_text(self.bytes)} per device in {len(rows)} compiled collective{'s' * (len(rows) != 1)}", *rows]
+            [f"{bytes_text(self.bytes)} per device in {count_text(len(rows), 'compiled collective')}", *rows]
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from meshdsl.ir.graph import Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.reshard import ReshardStep
@@ -123,6 +124,11 @@ class Solution:
     prefetch: Mapping[int, Prefetch] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = field(default=())
     rings: tuple[Ring, ...] = field(default=())
+
+    def local_bytes(self, value: Value) -> int:
+        """Returns the bytes of a value on one device, in the layout of its producer."""
+        shape = self.layouts[value.id].local_shape(value.shape, self.mesh.sizes_by_name)
+        return Value(value.id, shape, value.dtype).bytes
 
     def exchanging(self, op: int) -> tuple[str, ...]:
         """Returns the mesh axes over which the local program of an operation exchanges data."""

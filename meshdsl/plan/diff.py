@@ -140,8 +140,7 @@ def _form(plan: PlanData) -> tuple[object, ...]:
     """On what the fingerprint of one program depends."""
     hosted, again = tuple(array.path for array in plan.host.arrays) if plan.host else (), plan.recomputation
     padded = plan.padded, plan.regions, plan.checkpoints
-    rewritten = (again.ops, again.spared, again.hosted) if again else ()
-    return *padded, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh), hosted, rewritten
+    return *padded, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh), hosted, again and again.rewrite
 
 
 def _takes(plan: PlanData) -> list[tuple[object, ...]]:

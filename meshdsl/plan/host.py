@@ -1,7 +1,6 @@
 """Which arrays a plan keeps in the host's memory: bytes there, bytes saved at the peak, seconds of transfers."""
 
 from collections.abc import Iterator
-from math import prod
 
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
 from meshdsl.ir.host import TO_DEVICE, TO_HOST, TRANSFERS, hosted_outputs, hosted_residuals
@@ -28,7 +27,7 @@ def _arrays(program: TracedProgram, solution: Solution, pins: Pins, times: OpTim
     stores = {op.outputs[0].id: op for op in transfers if op.name == TO_HOST}
 
     def array(path: str, value: Value, copies: int, ops: list[Op]) -> HostedArray:
-        size = _local_bytes(value, solution)
+        size = solution.local_bytes(value)
         here = [op.outputs[0] if op.name == TO_DEVICE else op.inputs[0] for op in ops]
         on_device = any(held.get(x.id, 0) for x in here)
         return HostedArray(path, size * copies, 0 if on_device else size, sum(map(times.seconds, ops)))
@@ -61,7 +60,7 @@ def boundary_bytes(graph: Graph, solution: Solution, pins: Pins) -> int:
     found = 0
     for i, j, copies in _boundary(graph, pins):
         x = graph.inputs[i] if i is not None else graph.returned[j or 0]
-        found += copies * _local_bytes(x, solution) if isinstance(x, Value) else 0
+        found += copies * solution.local_bytes(x) if isinstance(x, Value) else 0
     return found
 
 
@@ -70,14 +69,9 @@ def _residuals(program: TracedProgram, solution: Solution, reasons: Reasons, tim
     held = dict(solution.held)
     for residual in hosted_residuals(program.graph):
         sent, here = residual.ends[0].value, {op.outputs[0].id for op in residual.loads}
-        size = max(_local_bytes(end.value, solution) for end in residual.ends)
+        size = max(solution.local_bytes(end.value) for end in residual.ends)
         on_device = sum(held.get(id, 0) for id in here | {sent.id})
         seconds = residual.trips * sum(map(times.seconds, (residual.sent_by, *residual.loads)))
         name = reasons.name_and_line(sent.id)
         name = name if "(" in name else f"{name} ({reasons.line(residual.sent_by)})"  # what a loop carries has no line
         yield HostedArray(name, size, max(0, size - on_device), seconds)
-
-
-def _local_bytes(value: Value, solution: Solution) -> int:
-    local = solution.layouts[value.id].local_shape(value.shape, solution.mesh.sizes_by_name)
-    return int(prod(local) * value.itemsize)

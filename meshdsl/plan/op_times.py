@@ -287,19 +287,15 @@ def price_pipeline_parts(
 def _stash_bytes(program: TracedProgram, solution: Solution) -> int:
     """Bytes of the stash of stage inputs on a device."""
     stashes = (op for _, op in walk(program.graph) if op.name == "constrain" and part_of(op.scope) == STASH)
-    return sum(_local_bytes(v, solution) for op in stashes for v in op.outputs)
+    return sum(solution.local_bytes(v) for op in stashes for v in op.outputs)
 
 
 def _workspace(program: TracedProgram, solution: Solution) -> int:
     """Bytes of a device for the work of the largest stage, where stages differ."""
     found = [op for _, op in walk(program.graph) if workspace_bytes(op) and part_of(op.scope)]
     return max(
-        (workspace_bytes(op) * _local_bytes(op.outputs[0], solution) // op.outputs[0].bytes for op in found), default=0
+        (workspace_bytes(op) * solution.local_bytes(op.outputs[0]) // op.outputs[0].bytes for op in found), default=0
     )
-
-
-def _local_bytes(v: Value, solution: Solution) -> int:
-    return Value(v.id, solution.layouts[v.id].local_shape(v.shape, solution.mesh.sizes_by_name), v.dtype).bytes
 
 
 # ---- FLOPs -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from meshdsl.layouts.placement import B
 from meshdsl.plan.types import LAUNCHES, Array, Collective, HostedArray, PlanData, PrefetchedLoop, RecomputedValue
 from meshdsl.planner.limits import PROVE
 from meshdsl.util.paths import Components, split_path
-from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
+from meshdsl.util.text import bytes_text, count_text, percent_text, seconds_text, table
 
 _LARGEST_BUFFERS = 2  # buffers at the memory peak that the first lines name
 _HARDLY = 0.005  # share of the computation that counts as none
@@ -157,7 +157,7 @@ def _compiled_title(plan: PlanData) -> Iterator[str]:
     yield f"  collectives          {seconds_text(plan.seconds)}, of which {exposed}"
     yield f"  memory               {bytes_text(plan.memory)} per device"
     runs = sum(c.trips for c in plan.collectives)
-    yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'tensor')}"
+    yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {count_text(runs, 'tensor')}"
 
 
 def _title(plan: PlanData) -> Iterator[str]:
@@ -174,11 +174,11 @@ def _title(plan: PlanData) -> Iterator[str]:
     yield f"  peak memory          {bytes_text(plan.memory)} per device{_largest_buffers(plan)}"
     if plan.host:
         counts = ("array", len(plan.host.arrays)), ("residual", len(plan.host.residuals))
-        kept = ", ".join(_count(count, kind) for kind, count in counts if count)
+        kept = ", ".join(count_text(count, kind) for kind, count in counts if count)
         kept = f"{kept}, {seconds_text(plan.host.seconds)} of transfers per step"
         yield f"  host memory          {bytes_text(plan.host_memory)} per device  ({kept})"
     runs = sum(c.trips for c in plan.collectives)
-    yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"
+    yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {count_text(runs, 'collective')}"
 
 
 def _utilization(plan: PlanData) -> Iterator[str]:
@@ -215,7 +215,7 @@ def _pipeline(plan: PlanData) -> Iterator[str]:
     yield f"{found}"
     yield f"  in lockstep          {seconds_text(forecast.lockstep)}  (every rank waits for the end of each tick)"
     yield f"  asynchronous         {seconds_text(forecast.asynchronous)}  (every rank waits only for its own inputs)"
-    sent = f"{_count(costs.exchanges, 'collective')}, {costs.exchanges / found.ticks:.1f} per tick"
+    sent = f"{count_text(costs.exchanges, 'collective')}, {costs.exchanges / found.ticks:.1f} per tick"
     yield f"  sent between stages  {sent}, {bytes_text(costs.sent)} per device and step"
     if found.ranks <= _DRAWN_RANKS:
         drawn = found.timeline(_TIMELINE_COLUMNS).splitlines()
@@ -421,7 +421,3 @@ def _notes(plan: PlanData) -> Iterator[str]:
 
 def _times(count: int) -> str:
     return f"x{count}" if count > 1 else ""
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" + ("" if n == 1 else "s")

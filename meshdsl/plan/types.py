@@ -23,6 +23,7 @@ from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.shardings import partition_spec
 from meshdsl.util.lazy import Lazy
 from meshdsl.util.paths import nearest_path
+from meshdsl.util.text import count_text
 
 # ---- The step's boundary and its collectives -------------------------------------------------------------------------
 
@@ -162,6 +163,11 @@ class Recomputation(NamedTuple):
     kept: tuple[int, float] | None = None
     spared: tuple[int, ...] = ()
     hosted: tuple[int, ...] = ()
+
+    @property
+    def rewrite(self) -> tuple[tuple[int, ...], ...]:
+        """What decides the rewritten program: ``ops``, ``spared``, ``hosted``."""
+        return self.ops, self.spared, self.hosted
 
     @property
     def seconds(self) -> float:
@@ -452,9 +458,9 @@ class PlanData:
         for kind, arrays in hosted:
             if arrays:
                 saved, seconds = sum(each.saved for each in arrays), sum(each.seconds for each in arrays)
-                changes.append(MemoryStep(f"on the host, {_counted(len(arrays), kind)}", -saved, seconds))
+                changes.append(MemoryStep(f"on the host, {count_text(len(arrays), kind)}", -saved, seconds))
         if found and found.values:
-            again = f"computed again, {_counted(len(found.values), 'value')}"
+            again = f"computed again, {count_text(len(found.values), 'value')}"
             changes.append(MemoryStep(again, -found.saved, found.seconds))
         rest = MemoryStep(
             "layouts and live ranges",
@@ -499,10 +505,6 @@ class PlanData:
     def output_layout(self, path: str) -> Layout:
         """Layout of the output at ``path``; LayoutError with the nearest path if there is none."""
         return _find(self.outputs, path, "output").layout
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 def _find(arrays: tuple[Array, ...], path: str, noun: str) -> Array:

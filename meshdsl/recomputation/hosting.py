@@ -12,13 +12,14 @@ layers so that the memory is not saved.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from meshdsl.ir.graph import Graph, Op, Value
 from meshdsl.ir.host import TO_DEVICE, TO_HOST, transfer
 from meshdsl.ir.loops import PortRole, loop_ports
-from meshdsl.ir.rewrite import Table, new_value, returning, substitute, value_ids, with_ops
+from meshdsl.ir.rewrite import Table, in_bodies, new_value, returning, substitute, value_ids, with_ops
 from meshdsl.recomputation.levels import is_mixed, layer_loops, levels
 from meshdsl.recomputation.min_cut import stack_ids, stacked_anyway
 from meshdsl.trace.annotate import FORWARD
@@ -54,16 +55,13 @@ def hosting(graph: Graph, chosen: Collection[int], ids: Iterator[int]) -> Graph:
       chosen: ids of values among ``hostable``.
       ids: of new values.
     """
-    ops = [_with_levels(op, chosen, ids) if is_mixed(op) else op for op in graph.ops]
+    inside = partial(hosting, chosen=chosen, ids=ids)
+    ops = [in_bodies(inside, op) if is_mixed(op) else op for op in graph.ops]
     stacks = {id: x for op in ops if op.phase == FORWARD for id, x in _stacks(op) if x.id in chosen}
     sliced = {id: x for id, x in stacks.items() if _is_only_sliced(id, ops)}
     stay = {x.id for id, x in stacks.items() if id not in sliced}
     sent = {id: x for id, x in sliced.items() if x.id not in stay}
     return with_ops(graph, (_sending(op, sent, ids) if op.phase == FORWARD else _reading(op, sent, ids) for op in ops))
-
-
-def _with_levels(op: Op, chosen: Collection[int], ids: Iterator[int]) -> Op:
-    return replace(op, bodies=tuple(hosting(body, chosen, ids) for body in op.bodies))
 
 
 def _stacks(op: Op) -> Iterator[tuple[int, Value]]:

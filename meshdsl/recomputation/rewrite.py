@@ -86,7 +86,8 @@ def recomputing(
         return Recomputing(program, ())
     graph = copied(program.graph)
     rewriter = _Rewriter(frozenset(ops), frozenset(spared), fresh_ids(graph))
-    made = hosting(dce(rewriter.level(graph)), frozenset(hosted), rewriter.ids)
+    made = dce(rewriter.level(graph))
+    made = hosting(made, hosted, rewriter.ids) if hosted else made
     count_trips(made)
     found = _alive(rewriter.residuals, made)
     renumber(made)

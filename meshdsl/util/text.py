@@ -31,6 +31,11 @@ def percent_text(part: float) -> str:
     return f"{100 * part:.0f}%" if part >= 0.0995 else f"{100 * part:.2g}%"
 
 
+def count_text(n: int, noun: str) -> str:
+    """Returns a number of things: ``1 array``, ``3 arrays``."""
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
 def change_text(change: float) -> str:
     """Returns a relative change with its sign: ``+26%``, ``-0.049%``; no change is ``0%``."""
     return ("+" if change > 0 else "-" if change < 0 else "") + percent_text(abs(change))
