@@ -1,7 +1,9 @@
-"""The demo's GPT with Muon on packed matrices: as many steps on 8 devices as on one, with equal losses.
+"""The demo's GPT with an optimizer of packed matrices: as many steps on 8 devices as on one, with equal losses.
 
-python -m bench.matrix_optimizers trains both side by side and prints their losses and the largest difference so far.
-The step is the same; on one device it is jitted without a plan. Options make the model smaller.
+python -m bench.matrix_optimizers trains both side by side with Muon, or with --optimizer shampoo or soap, and prints
+their losses and the largest difference so far. The step is the same; on one device it is jitted without a plan. Options
+make the model smaller. On CPU, set OPENBLAS_NUM_THREADS=1: threads for decompositions of such small matrices cost more
+than they save.
 
 python -m bench.matrix_optimizers --plans plans a model of matrices with packed and with unpacked Muon instead, and
 prints the table of bytes and predicted times of docs/howto/matrix_optimizers.md. Nothing is compiled.
@@ -21,11 +23,12 @@ import meshdsl as md
 from bench.example_steps import small_demo
 from bench.report import versions
 from meshdsl.api import parallelize
-from meshdsl.models.matrix_optimizers import muon
+from meshdsl.models.matrix_optimizers import muon, shampoo, soap
 from meshdsl.plan.plan import Plan
 
-DEVICES, RATE, WARMUP, EVERY = 8, 3e-3, 20, 20
+DEVICES, WARMUP, EVERY = 8, 20, 20
 ROWS, EMBED, HIDDEN = 65_536, 1024, 4096  # of the planned model: a batch, and two matrices per layer
+OPTIMIZERS = {make.__name__: make for make in (muon, shampoo, soap)}
 PLANNED = ((8, True, 8), (12, True, 8), (61, True, 16), (12, False, 8))  # layers, whether stacked, devices
 
 
@@ -74,10 +77,10 @@ def print_plans() -> None:
         view = (1, 1) if stacked else (0, 1)
         dims = contrib.MuonDimensionNumbers(-2, -1)
         optimizers = (
-            muon(RATE, lambda path, shape, view=view: view, devices),
-            muon(RATE, lambda path, shape, view=view: view, devices, "data"),
+            muon(1e-3, lambda path, shape, view=view: view, devices),
+            muon(1e-3, lambda path, shape, view=view: view, devices, "data"),
             contrib.muon(
-                RATE, muon_weight_dimension_numbers=lambda params, dims=dims: jax.tree.map(lambda _: dims, params)
+                1e-3, muon_weight_dimension_numbers=lambda params, dims=dims: jax.tree.map(lambda _: dims, params)
             ),
         )
         zero = 2 * 4 * 2 * layers * EMBED * HIDDEN * (devices - 1) / devices
@@ -92,6 +95,8 @@ def print_plans() -> None:
 def main() -> None:
     """Trains on one device and on all, step by step; or plans."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="muon")
+    parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--embed", type=int, default=256)
     parser.add_argument("--batch", type=int, default=64)
@@ -102,9 +107,10 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
 
     demo = small_demo(options.embed, options.batch)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, RATE, WARMUP, max(options.steps, 2 * WARMUP))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, options.rate, WARMUP, max(options.steps, 2 * WARMUP))
+    make = OPTIMIZERS[options.optimizer]
     demo.optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), muon(schedule, matrices, DEVICES, "data", weight_decay=1e-4, adam={"b2": 0.95})
+        optax.clip_by_global_norm(1.0), make(schedule, matrices, DEVICES, "data", weight_decay=1e-4, adam={"b2": 0.95})
     )
 
     sharded = parallelize(demo.step, f"data={DEVICES}", {"batch/*": "data=S(0)", "params/**": "data=B"})

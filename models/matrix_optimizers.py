@@ -1,4 +1,4 @@
-"""Optimizers of whole matrices, such as Muon, on packed parameters: every device owns some of the matrices.
+"""Optimizers of whole matrices, Muon, Shampoo and SOAP, on packed parameters: every device owns some of the matrices.
 
 The update of such an optimizer needs the whole gradient of a matrix, so a matrix has one owner, and what is split is
 the dim that counts matrices. Parameters rarely have one that divides over the devices:
@@ -13,7 +13,7 @@ the owners. The optimizer's state exists for the stacks alone, and splits evenly
 are reduce-scattered to the owners of their matrices, updates all-gathered, as in ZeRO-1.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from numbers import Integral
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from meshdsl.errors import ArgumentError
 _UPDATE_SIZE = 0.2  # root mean square of an update's elements, per learning rate
 
 View: TypeAlias = Callable[[str, tuple[int, ...]], tuple[int, int] | None]
+Stacks: TypeAlias = dict[str, jax.Array]
 
 
 class _Place(NamedTuple):
@@ -207,9 +208,6 @@ def muon(
       >>> optimizer = muon(1e-3, lambda path, shape: (1, 1) if path.endswith("kernel") else None, multiple=8)
     """
 
-    def label(keys: Any, x: Any) -> str:
-        return "adam" if view(jax.tree_util.keystr(keys, simple=True, separator="/"), x.shape) is None else "muon"
-
     def of_stacks(stacks: Any) -> Any:
         return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(1, 2), stacks)
 
@@ -219,12 +217,313 @@ def muon(
     orthogonal = contrib.scale_by_muon(
         ns_steps=ns_steps, beta=beta, mu_dtype=mu_dtype, nesterov=nesterov, weight_dimension_numbers=of_stacks
     )
-    matrices = optax.chain(
-        packed(optax.chain(orthogonal, optax.stateless(scaled)), view, multiple, owners),
-        optax.add_decayed_weights(weight_decay),
-        optax.scale_by_learning_rate(rate),
-    )
+    matrices = packed(optax.chain(orthogonal, optax.stateless(scaled)), view, multiple, owners)
+    return _beside_adamw("muon", matrices, rate, view, weight_decay, adam)
+
+
+def _beside_adamw(
+    name: str,
+    matrices: optax.GradientTransformation,
+    rate: Any,
+    view: View,
+    weight_decay: Any,
+    adam: Mapping[str, Any],
+) -> optax.GradientTransformation:
+    """Returns the optimizer that gives matrices to ``matrices``, and all other parameters to AdamW."""
+
+    def label(keys: Any, x: Any) -> str:
+        return "adam" if view(jax.tree_util.keystr(keys, simple=True, separator="/"), x.shape) is None else name
+
+    decayed = optax.chain(matrices, optax.add_decayed_weights(weight_decay), optax.scale_by_learning_rate(rate))
     others = optax.adamw(**{"learning_rate": rate, "weight_decay": weight_decay, **adam})
     return optax.partition(
-        {"muon": matrices, "adam": others}, lambda params: jax.tree_util.tree_map_with_path(label, params)
+        {name: decayed, "adam": others}, lambda params: jax.tree_util.tree_map_with_path(label, params)
     )
+
+
+# ---- Shampoo: statistics of rows and columns
+
+
+class _StackStates(NamedTuple):
+    """State of an optimizer of stacks: the number of updates so far, and what it holds by stack."""
+
+    steps: jax.Array
+    stacks: dict[str, Any]
+
+
+class _ShampooState(NamedTuple):
+    """What ``shampoo`` holds of a stack ``[matrices rows columns]``, in float32 at least.
+
+    ``statistics`` and ``roots`` are ``[matrices rows rows]`` and ``[matrices columns columns]``, of the sides that are
+    preconditioned.
+    """
+
+    momentum: jax.Array
+    squares: jax.Array
+    statistics: tuple[jax.Array, ...]
+    roots: tuple[jax.Array, ...]
+
+
+def _of_each_stack(init: Callable[..., Any], update: Callable[..., Any]) -> optax.GradientTransformation:
+    """Returns the optimizer that calls ``update(gradients, state, updates so far)`` with each stack."""
+
+    def inits(stacks: Stacks) -> _StackStates:
+        return _StackStates(jnp.zeros([], jnp.int32), {name: init(x) for name, x in stacks.items()})
+
+    def updates(gradients: Stacks, state: _StackStates, params: Any = None) -> tuple[Stacks, _StackStates]:
+        changed, states = {}, {}
+        for name, g in gradients.items():
+            found, states[name] = update(g.astype(state.stacks[name].momentum.dtype), state.stacks[name], state.steps)
+            changed[name] = found.astype(g.dtype)
+        return changed, _StackStates(optax.safe_increment(state.steps), states)
+
+    return optax.GradientTransformation(inits, updates)
+
+
+def _sides(x: jax.Array, largest: int) -> tuple[int, ...]:
+    """Returns the dims of a stack that are preconditioned: 1 for rows, 2 for columns."""
+    return tuple(side for side in (1, 2) if x.shape[side] <= largest)
+
+
+def _product(equation: str, *operands: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, *operands, precision=jax.lax.Precision.HIGHEST)
+
+
+def _gram(x: jax.Array, side: int) -> jax.Array:
+    """Returns ``x x^T`` of every matrix for rows, ``x^T x`` for columns."""
+    return _product("kic,kjc->kij" if side == 1 else "kri,krj->kij", x, x)
+
+
+def _with_grams(
+    statistics: tuple[jax.Array, ...], g: jax.Array, sides: tuple[int, ...], decay: float
+) -> tuple[jax.Array, ...]:
+    """Returns the statistics with those of new gradients averaged in."""
+    return tuple(_averaged(x, _gram(g, side), decay) for x, side in zip(statistics, sides, strict=True))
+
+
+def _multiplied(x: jax.Array, factors: Iterable[jax.Array], sides: tuple[int, ...]) -> jax.Array:
+    """Returns ``factor x`` of every matrix for rows, ``x factor^T`` for columns, or both."""
+    for factor, side in zip(factors, sides, strict=True):
+        x = _product("kij,kjc->kic" if side == 1 else "kij,krj->kri", factor, x)
+    return x
+
+
+def _inverse_root(x: jax.Array, order: int, ridge: float) -> jax.Array:
+    """Returns ``(x + ridge * largest eigenvalue)^(-1 / order)`` of positive semidefinite matrices, 1 where x is 0."""
+    values, vectors = jnp.linalg.eigh(x)
+    most = values[:, -1:]
+    values = jnp.where(most > 0, jnp.maximum(values, 0) + ridge * most, 1)
+    return _product("kij,kj,klj->kil", vectors, values ** (-1 / order), vectors)
+
+
+def _check_statistics(every: int, largest: int, ridge: float) -> None:
+    for name, value, meaning in (
+        ("every", every, "the number of updates between two preconditioners"),
+        ("largest", largest, "the length of the longest side that is preconditioned"),
+    ):
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise ArgumentError(f"{name}={value!r}: must be {meaning}, an int of at least 1")
+    if not ridge > 0:
+        raise ArgumentError(f"ridge={ridge!r}: must be above 0, since statistics have eigenvalues of 0; such as 1e-4")
+
+
+def shampoo(
+    rate: Any,
+    view: View,
+    multiple: int | None = None,
+    owners: str = "",
+    *,
+    weight_decay: Any = 0.0,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    ridge: float = 1e-4,
+    every: int = 10,
+    largest: int = 8192,
+    adam: Mapping[str, Any] = MappingProxyType({}),
+) -> optax.GradientTransformation:
+    """Returns Shampoo on packed matrices, grafted to Adam, and AdamW for all other parameters.
+
+    Gupta et al., "Shampoo: Preconditioned Stochastic Tensor Optimization" (2018); momentum, decaying statistics and
+    grafting are those of Shi et al., "A Distributed Data-Parallel PyTorch Implementation of the Distributed Shampoo
+    Optimizer" (2023), the ridge that of Anil et al., "Scalable Second Order Optimization for Deep Learning" (2020). For
+    the gradient ``G`` of a matrix:
+
+        M = b1 M + (1 - b1) G;  L = b2 L + (1 - b2) G G^T;  R = b2 R + (1 - b2) G^T G
+        U = L^(-1/4) M R^(-1/4), scaled to the Frobenius norm of Adam's update
+
+    Inverse roots are those of eigendecompositions, of the first statistics and then of every ``every``-th.
+
+    Args:
+      rate: learning rate or schedule, of both.
+      view: as ``packed`` takes it; None for the parameters that AdamW takes, such as embeddings, norms and biases.
+      multiple: as ``packed`` takes it.
+      owners: as ``packed`` takes it.
+      weight_decay: weight decay or schedule, of both, per learning rate.
+      b1: decay rate of the momentum.
+      b2: decay rate of the statistics, and of the squares of the grafted Adam.
+      eps: what Adam adds to the roots of its squares.
+      ridge: what is added to the eigenvalues of a statistic, times the largest of them. Rounding in float32 moves
+        eigenvalues by about 1e-7 of the largest: with a ridge that is not far above it, equal steps drift apart.
+      every: number of updates between two eigendecompositions.
+      largest: length of the longest side that has a statistic; where it is only one, the root is the second.
+      adam: keyword arguments of ``optax.adamw``, such as ``{"b2": 0.95, "weight_decay": 0.0}``.
+
+    Raises:
+      ArgumentError: as ``packed``; ``every`` or ``largest`` is not a positive int, ``ridge`` is not positive; no side of a
+        matrix has a statistic.
+      PinError: as ``packed``.
+
+    Example:
+      >>> optimizer = shampoo(1e-3, lambda path, shape: (1, 1) if path.endswith("kernel") else None, multiple=8)
+    """
+    _check_statistics(every, largest, ridge)
+
+    def init(x: jax.Array) -> _ShampooState:
+        return _ShampooState(*_start(x, largest))
+
+    def update(g: jax.Array, state: _ShampooState, count: jax.Array) -> tuple[jax.Array, _ShampooState]:
+        sides = _sides(g, largest)
+        momentum, squares = _averaged(state.momentum, g, b1), _averaged(state.squares, g**2, b2)
+        statistics = _with_grams(state.statistics, g, sides, b2)
+        roots = jax.lax.cond(
+            count % every == 0,
+            lambda: tuple(_inverse_root(x, 2 * len(sides), ridge) for x in statistics),
+            lambda: state.roots,
+        )
+        grafted = _adam(momentum, squares, count + 1, b1, b2, eps)
+        direction = _multiplied(momentum, roots, sides)
+        size = _norm(grafted) / jnp.maximum(_norm(direction), jnp.finfo(g.dtype).tiny)
+        return size * direction, _ShampooState(momentum, squares, statistics, roots)
+
+    matrices = packed(_of_each_stack(init, update), view, multiple, owners)
+    return _beside_adamw("shampoo", matrices, rate, view, weight_decay, adam)
+
+
+def _start(x: jax.Array, largest: int) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Returns two zeros shaped like a stack, and twice the zeros shaped like its statistics, of at least one side."""
+    sides = _sides(x, largest)
+    if not sides:
+        raise ArgumentError(
+            f"largest={largest}: both sides of matrices {list(x.shape[1:])} are longer, which leaves nothing to "
+            f"precondition; raise it to at least {x.shape[1]}, or let view return None for them"
+        )
+
+    def zeros() -> jax.Array:  # anew, since buffers that are donated must differ
+        return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+
+    def statistics() -> tuple[jax.Array, ...]:
+        return tuple(jnp.zeros((x.shape[0], x.shape[side], x.shape[side]), zeros().dtype) for side in sides)
+
+    return zeros(), zeros(), statistics(), statistics()
+
+
+def _averaged(average: jax.Array, x: jax.Array, decay: float) -> jax.Array:
+    return decay * average + (1 - decay) * x
+
+
+def _adam(momentum: jax.Array, squares: jax.Array, count: jax.Array, b1: float, b2: float, eps: float) -> jax.Array:
+    """Returns Adam's update, with both averages corrected for their start at zero."""
+    return momentum / (1 - b1**count) / (jnp.sqrt(squares / (1 - b2**count)) + eps)
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.sum(x**2, (1, 2), keepdims=True))
+
+
+# ---- SOAP: Adam in the eigenbasis of Shampoo's statistics
+
+
+class _SoapState(NamedTuple):
+    """What ``soap`` holds of a stack ``[matrices rows columns]``, in float32 at least.
+
+    ``statistics`` and ``bases`` are ``[matrices rows rows]`` and ``[matrices columns columns]``, of the sides that are
+    rotated. ``momentum`` is that of the gradients, ``squares`` that of the rotated ones.
+    """
+
+    momentum: jax.Array
+    squares: jax.Array
+    statistics: tuple[jax.Array, ...]
+    bases: tuple[jax.Array, ...]
+
+
+def soap(
+    rate: Any,
+    view: View,
+    multiple: int | None = None,
+    owners: str = "",
+    *,
+    weight_decay: Any = 0.0,
+    b1: float = 0.95,
+    b2: float = 0.95,
+    eps: float = 1e-8,
+    ridge: float = 1e-2,
+    every: int = 10,
+    largest: int = 8192,
+    adam: Mapping[str, Any] = MappingProxyType({}),
+) -> optax.GradientTransformation:
+    """Returns SOAP on packed matrices, and AdamW for all other parameters.
+
+    Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam" (2024), algorithms 3 and 4: Adam in the eigenbases
+    ``Q`` and ``P`` of Shampoo's statistics. For the gradient ``G`` of a matrix:
+
+        M = b1 M + (1 - b1) G;  V = b2 V + (1 - b2) (Q^T G P)^2
+        U = Q ((Q^T M P) / (sqrt(V) + eps)) P^T, both averages corrected for their start at zero
+        L = b2 L + (1 - b2) G G^T;  R = b2 R + (1 - b2) G^T G
+        Q = qr((L + ridge tr(L) / rows) Q), P = qr((R + ridge tr(R) / columns) P), after every ``every``-th update
+
+    ``Q`` and ``P`` start at the identity, and are first changed after the first update. The ridge is not the authors':
+    it leaves the eigenvectors as they are, and where gradients do not determine one, such as in the first statistics of
+    matrices that are not square, the basis stays what it was instead of what rounding makes of it.
+
+    Args:
+      rate: learning rate or schedule, of both.
+      view: as ``packed`` takes it; None for the parameters that AdamW takes, such as embeddings, norms and biases.
+      multiple: as ``packed`` takes it.
+      owners: as ``packed`` takes it.
+      weight_decay: weight decay or schedule, of both, per learning rate.
+      b1: decay rate of the momentum.
+      b2: decay rate of squares and statistics.
+      eps: what is added to the roots of squares.
+      ridge: what is added to the eigenvalues of a statistic in the power iteration, times their mean.
+      every: number of updates between two steps of the power iteration.
+      largest: length of the longest side that is rotated.
+      adam: keyword arguments of ``optax.adamw``, such as ``{"b2": 0.95, "weight_decay": 0.0}``.
+
+    Raises:
+      ArgumentError: as ``shampoo``.
+      PinError: as ``packed``.
+
+    Example:
+      >>> optimizer = soap(1e-3, lambda path, shape: (1, 1) if path.endswith("kernel") else None, multiple=8)
+    """
+    _check_statistics(every, largest, ridge)
+
+    def init(x: jax.Array) -> _SoapState:
+        momentum, squares, statistics, _ = _start(x, largest)
+        return _SoapState(
+            momentum, squares, statistics, tuple(x + jnp.eye(x.shape[1], dtype=x.dtype) for x in statistics)
+        )
+
+    def update(g: jax.Array, state: _SoapState, count: jax.Array) -> tuple[jax.Array, _SoapState]:
+        sides = _sides(g, largest)
+        turned = [x.swapaxes(1, 2) for x in state.bases]
+        momentum = _averaged(state.momentum, g, b1)
+        squares = _averaged(state.squares, _multiplied(g, turned, sides) ** 2, b2)
+        rotated = _adam(_multiplied(momentum, turned, sides), squares, count + 1, b1, b2, eps)
+        statistics = _with_grams(state.statistics, g, sides, b2)
+        bases = jax.lax.cond(
+            count % every == 0,
+            lambda: tuple(_iterated(*pair, ridge) for pair in zip(statistics, state.bases, strict=True)),
+            lambda: state.bases,
+        )
+        return _multiplied(rotated, state.bases, sides), _SoapState(momentum, squares, statistics, bases)
+
+    matrices = packed(_of_each_stack(init, update), view, multiple, owners)
+    return _beside_adamw("soap", matrices, rate, view, weight_decay, adam)
+
+
+def _iterated(x: jax.Array, basis: jax.Array, ridge: float) -> jax.Array:
+    """Returns the bases after a step of the power iteration with ``x`` and a ridge times its mean eigenvalue."""
+    mean = jnp.trace(x, axis1=1, axis2=2)[:, None, None] / x.shape[1]
+    return jnp.linalg.qr(_product("kij,kjl->kil", x, basis) + ridge * jnp.where(mean > 0, mean, 1) * basis)[0]

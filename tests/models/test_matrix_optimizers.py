@@ -1,5 +1,7 @@
 """Optimizers of whole matrices on packed parameters: the updates of unpacked ones, at the bytes of ZeRO-1."""
 
+from itertools import repeat
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from optax import contrib
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError
-from meshdsl.models.matrix_optimizers import muon, packed
+from meshdsl.models.matrix_optimizers import muon, packed, shampoo, soap
 from tests.models.values import filled, quick
 from tests.trials import fast_options
 
@@ -40,6 +42,119 @@ def test_packed_muon_is_muon_on_every_matrix():
     shapes = jax.eval_shape(both[0].init, PARAMS)
     stacks = {x.shape for x in jax.tree.leaves(shapes) if len(x.shape) == 3}
     assert stacks == {(8, 4, 12), (8, 4, 4)}  # 6 and 3 matrices
+
+
+def inverse_root(x, order):
+    values, vectors = np.linalg.eigh(x)
+    return vectors @ np.diag((np.maximum(values, 0) + 1e-4 * values[-1]) ** (-1 / order)) @ vectors.T
+
+
+def shampoo_of_a_matrix(gradients, left, right, b1, b2):
+    """The updates of Gupta et al. 2018, grafted to Adam; the roots are those of steps 0, 2, ..."""
+    m = v = 0.0
+    statistics = [0.0, 0.0]
+    for t, g in enumerate(gradients):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+        statistics = [b2 * x + (1 - b2) * gram for x, gram in zip(statistics, (g @ g.T, g.T @ g))]
+        if t % 2 == 0:
+            one, other = (inverse_root(x, 2 * (left + right)) for x in statistics)
+        u = (one if left else np.eye(len(g))) @ m @ (other if right else np.eye(g.shape[1]))
+        adam = m / (1 - b1 ** (t + 1)) / (np.sqrt(v / (1 - b2 ** (t + 1))) + 1e-8)
+        yield u * np.linalg.norm(adam) / np.linalg.norm(u)
+
+
+def soap_of_a_matrix(gradients, left, right, b1, b2):
+    """Algorithms 3 and 4 of Vyas et al. 2024, with Adam's corrections and a ridge; new bases after steps 0, 2, ..."""
+    m = v = 0.0
+    statistics, bases = [0.0, 0.0], [np.eye(n) for n in gradients[0].shape]
+    for t, g in enumerate(gradients):
+        q, p = bases
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * (q.T @ g @ p) ** 2
+        n = q.T @ m @ p / (1 - b1 ** (t + 1)) / (np.sqrt(v / (1 - b2 ** (t + 1))) + 1e-8)
+        yield q @ n @ p.T
+        statistics = [b2 * x + (1 - b2) * gram for x, gram in zip(statistics, (g @ g.T, g.T @ g))]
+        if t % 2 == 0:
+            ridged = [x + 1e-2 * np.trace(x) / len(x) * np.eye(len(x)) for x in statistics]
+            found = [np.linalg.qr(x @ basis)[0] for x, basis in zip(ridged, bases)]
+            bases = [new if wanted else old for new, old, wanted in zip(found, bases, (left, right))]
+
+
+@pytest.mark.parametrize("largest", [4, 12])  # the sides of 12 have statistics, or not
+@pytest.mark.parametrize(("made", "of_a_matrix"), [(shampoo, shampoo_of_a_matrix), (soap, soap_of_a_matrix)])
+def test_updates_are_those_of_every_matrix_alone(made, of_a_matrix, largest):
+    optimizer = made(1.0, view, 8, b1=0.9, b2=0.8, every=2, largest=largest)
+    draw = np.random.default_rng(0)
+    gradients = [jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), PARAMS) for _ in range(5)]
+
+    @quick
+    def updates(gradients):
+        def one(state, g):
+            found, state = optimizer.update(g, state, g)
+            return state, found
+
+        return jax.lax.scan(one, optimizer.init(gradients[0]), jax.tree.map(lambda *x: jnp.stack(x), *gradients))[1]
+
+    found = updates(gradients)
+    for name, rows in {"up": 4, "down": 12, "out": 4}.items():
+        for layer in range(3):
+            alone = [np.float64(g[name][layer]).reshape(rows, -1) for g in gradients]
+            sides = (n <= largest for n in alone[0].shape)
+            want = list(of_a_matrix(alone, *sides, 0.9, 0.8))
+            np.testing.assert_allclose(
+                found[name][:, layer].reshape(5, rows, -1), np.negative(want), rtol=2e-3, atol=2e-4
+            )
+
+
+@pytest.mark.parametrize("made", [shampoo, soap])
+def test_24_steps_on_8_owners_are_those_of_one_device(made):
+    optimizer = made(1e-2, lambda path, shape: (0, 1), 8, "data", every=5)
+
+    def loss(params, x, y):
+        for w in params:
+            x = x + jnp.tanh(x @ w["up"]) @ w["down"]
+        return jnp.mean((x - y) ** 2)
+
+    def step(params, state, x, y):
+        value, gradients = jax.value_and_grad(loss)(params, x, y)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    up, down = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 24), (24, 8)))
+    params = filled([{"up": up, "down": down}] * 3)  # 6 matrices
+    x, y = filled([jax.ShapeDtypeStruct((64, 8), jnp.float32)] * 2, 1.0)
+    args = params, optimizer.init(params), x, y
+    sharded = md.parallelize(step, "data=8", {"x": "data=S(0)", "y": "data=S(0)", "params/**": "data=B"})
+    plan = sharded.plan(*args)
+    sent = {c.kind: c.bytes for c in plan.collectives}
+    assert sent.pop("all-reduce") == 2 * 4 * 7 // 8  # the loss
+    assert sent == dict.fromkeys(("reduce-scatter", "all-gather"), 4 * 8 * 8 * 24 * 7 // 8)
+    stack = f"state/inner_states/{made.__name__}/inner_state/0/stacks/8x24_float32"
+    assert {str(plan.layout(f"{stack}/statistics/{side}")) for side in (0, 1)} == {"data=S(0)"}
+
+    alone = quick(step)
+    one = other = args
+    losses = []
+    for _ in repeat(None, 24):
+        *one, a = alone(*one[:2], x, y)
+        *other, b = sharded(*other[:2], x, y)
+        losses.append((float(a), float(b)))
+    assert losses[-1][0] < 0.9 * losses[0][0]
+    np.testing.assert_allclose(*np.transpose(losses), rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(one[0]), jax.tree.leaves(other[0]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_of_zero_change_nothing():
+    """As those of packed zeros, and of layers behind one that begins at zero."""
+    for made in (shampoo, soap):
+        optimizer = made(1.0, view, 8, every=1)
+        params = jax.tree.map(jnp.zeros_like, filled(PARAMS))
+        state = optimizer.init(params)
+        for _ in range(2):
+            updates, state = quick(optimizer.update)(params, state, params)
+        assert not any(np.any(x) for x in jax.tree.leaves(updates))
+        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state))
 
 
 def test_matrices_of_another_dtype_have_their_own_stack():
@@ -97,6 +212,12 @@ def test_arguments_are_checked_before_anything_is_traced():
         muon(0.1, view, owners="data")
     with pytest.raises(ArgumentError, match="view=8: must be a function of path and shape"):
         muon(0.1, 8)
+    with pytest.raises(ArgumentError, match="every=0: must be the number of updates between two preconditioners, an"):
+        shampoo(0.1, view, every=0)
+    with pytest.raises(ArgumentError, match="ridge=0: must be above 0, since statistics have eigenvalues of 0"):
+        shampoo(0.1, view, ridge=0)
+    with pytest.raises(ArgumentError, match=r"largest=3: both sides of matrices \[4, 12\] are longer, .* at least 4"):
+        jax.eval_shape(soap(0.1, view, largest=3).init, PARAMS)
 
 
 def test_matrices_split_along_their_rows_are_sent_to_their_owners():

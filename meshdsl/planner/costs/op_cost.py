@@ -43,9 +43,14 @@ from meshdsl.util.lazy import memoize_by_object
 # ---- Work ------------------------------------------------------------------------------------------------------------
 
 
-FUSION_BARRIERS = frozenset(
+PANEL = 32  # columns that a factorization eliminates per pass over its matrix, LAPACK's block size
+PASSES_PER_COLUMN = {  # of decompositions over their matrix; reductions to a band multiply it by one vector per column
+    **dict.fromkeys("eig eigh hessenberg schur svd tridiagonal".split(), 1.0),
+    **dict.fromkeys("cholesky geqrf geqp3 householder_product lu ormqr qr triangular_solve".split(), 1 / PANEL),
+}
+FUSION_BARRIERS = frozenset(PASSES_PER_COLUMN) | frozenset(
     "dot_general ragged_dot conv_general_dilated gather sort top_k approx_top_k fft "
-    "cholesky triangular_solve qr svd eigh lu "
+    "cholesky_update lu_pivots_to_permutation symmetric_product tridiagonal_solve "
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
     "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled "
     "psum pmax pmin pbroadcast all_gather reduce_scatter all_to_all ragged_all_to_all ppermute".split()
@@ -146,6 +151,8 @@ def work_of(op: Op, in_memory: Set[int]) -> OpWork:
     elif op.name in IN_PLACE_UPDATES:  # in place; where the operand is needed later, its copy is the memory's concern
         accesses = [0] * len(accesses)
         accesses[IN_PLACE_UPDATES[op.name]] = 2
+    elif op.name in PASSES_PER_COLUMN:
+        accesses[0] *= max(1, round(PASSES_PER_COLUMN[op.name] * min(op.inputs[0].shape[-2:])))
     floats = [v for v in op.inputs if jnp.issubdtype(v.dtype, jnp.inexact)] or op.inputs  # positions do not count
     itemsize = max((element_bits(v.dtype) / 8 for v in floats), default=4.0)
     return OpWork(_flops(op), tuple(accesses), itemsize, _groups(op), _sides(op))

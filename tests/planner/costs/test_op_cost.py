@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from meshdsl.api import parallelize
 from meshdsl.ir.graph import walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, S
@@ -80,3 +81,16 @@ def test_one_group_per_device_runs_as_a_convolution_without_groups(groups, rate)
     whole, split = work_seconds([Signature((), (*row.inputs, *row.outputs)) for row in rows], shapes, made, FOUR)
     assert split == pytest.approx(made.flops / 4 / rate + CPU.overhead)
     assert whole == pytest.approx(made.flops / (CPU.grouped if groups > 1 else CPU.flops32) + CPU.overhead)
+
+
+def test_decompositions_of_replicated_matrices_are_shared_by_the_devices():
+    """An eigendecomposition multiplies its matrix by one vector per column, a factorization works in panels of 32."""
+    matrices = np.zeros((8, 256, 256), np.float32)
+    assert work("eigh", jnp.linalg.eigh, matrices).accesses[0] == 256
+    assert work("cholesky", jnp.linalg.cholesky, matrices).accesses[0] == 8
+
+    def vectors(x):
+        return jnp.linalg.eigh(x)[1] + 1
+
+    plan = parallelize(vectors, "data=8", {"x": "data=B"}, outputs={"**": "data=B"}).plan(matrices)
+    assert [c.kind for c in plan.collectives] == ["all-gather"]
