@@ -370,8 +370,8 @@ def shampoo(
       adam: keyword arguments of ``optax.adamw``, such as ``{"b2": 0.95, "weight_decay": 0.0}``.
 
     Raises:
-      ArgumentError: as ``packed``; ``every`` or ``largest`` is not a positive int, ``ridge`` is not positive; no side of a
-        matrix has a statistic.
+      ArgumentError: as ``packed``; ``every`` or ``largest`` is not a positive int, ``ridge`` is not positive; no side
+        of a matrix has a statistic.
       PinError: as ``packed``.
 
     Example:
