@@ -47,6 +47,7 @@ Modules, in reading order:
     roundness        how well a mesh can split a dim of some length
     layout           placements by axis; order, equality, block shapes
     collective_cost  alpha-beta cost of collectives and local copies
+    low_bits         formats of fewer bits in which reshard steps may send floats, and their cost
     reshard          the table of reshard steps, the graph of layouts, shortest paths in it
     sharding_rule    factors and algebraic properties of an operation; its signatures
     exchange         collectives inside local programs
@@ -58,6 +59,7 @@ Entry points: ``Mesh``, ``Layout`` and ``Rules`` (with ``parse``), ``topology``,
 
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.low_bits import LowBits
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Broadcast, P, Partial, Placement, S, Split
 from meshdsl.layouts.topology import Link, Topology, topology
@@ -67,6 +69,7 @@ __all__ = [
     "Broadcast",
     "Layout",
     "Link",
+    "LowBits",
     "Mesh",
     "P",
     "Partial",

@@ -46,7 +46,7 @@ class Price:
 
 def step_price(kind: str, axes: tuple[str, ...], source: Placement, target: Placement, mesh: Mesh) -> Price:
     """Returns the price of a reshard step, by the bytes that one device would hold without ``axes``."""
-    return _price(kind, axes, source, mesh).times(1.0, _copied(kind, axes, (source, target), mesh))
+    return link_price(kind, axes, source, mesh).times(1.0, copied_price(kind, axes, (source, target), mesh))
 
 
 def exchange_price(kind: str, axes: tuple[str, ...], mesh: Mesh, group: int = 0) -> Price:
@@ -57,7 +57,7 @@ def exchange_price(kind: str, axes: tuple[str, ...], mesh: Mesh, group: int = 0)
     """
     reduces = kind in ("all-reduce", "reduce-scatter")
     given = 1 if reduces else group or prod(mesh.axis(name) for name in axes)
-    return _price(kind, axes, P if reduces else Split(0), mesh, group).times(given)
+    return link_price(kind, axes, P if reduces else Split(0), mesh, group).times(given)
 
 
 def ring_ways(axis: str, mesh: Mesh) -> int:
@@ -97,7 +97,7 @@ def slowest_link(axes: Iterable[str], mesh: Mesh) -> str:
 
 
 @cache
-def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh, group: int = 0) -> Price:
+def link_price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh, group: int = 0) -> Price:
     """Returns the price by the bytes ``n`` of the table in ``reshard``, without copies."""
     k = group or prod(mesh.axis(name) for name in axes)
     if kind in LOCAL:
@@ -123,7 +123,7 @@ def _line(kind: str, source: Placement, k: int, used: Sequence[tuple[Link, int]]
 
 
 @cache
-def _copied(kind: str, axes: tuple[str, ...], ends: tuple[Placement, Placement], mesh: Mesh) -> float:
+def copied_price(kind: str, axes: tuple[str, ...], ends: tuple[Placement, Placement], mesh: Mesh) -> float:
     """Returns seconds per byte of ``n`` for copies: blocks of a dim other than the first are not contiguous."""
     if kind not in ("all-gather", "reduce-scatter", "all-to-all"):
         return 0.0

@@ -17,6 +17,7 @@ k is the number of devices on the axes of the step, and n the bytes that one dev
 split the tensor. Shards nest, major axis first, so an axis can leave a dim only while it is the minor-most one there,
 and it enters a dim as the new minor-most one; anything else would permute rows. Several axes may take part in one step:
 that is one collective over their product, or one local step, so two axes cost no more than one of as many devices.
+Where a value may be rounded, a step can also be made in fewer bits (``low_bits``), which is taken where it is cheaper.
 
 The planner enumerates the same steps as arrays (``meshdsl/planner/costs/reshard_cost.py``), since it needs all pairs of
 thousands of layouts; the table is written twice by design, and ``tests/planner/costs/test_reshard_cost.py`` compares
@@ -24,8 +25,8 @@ the two step by step.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import combinations, permutations, product
 from math import prod
@@ -33,6 +34,7 @@ from math import prod
 from meshdsl.errors import LayoutError
 from meshdsl.layouts.collective_cost import Price, step_price
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.low_bits import LowStep, Rounding, low_step
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, P, Partial, Placement, Split
 
@@ -50,6 +52,7 @@ class ReshardStep:
       before: layout before; after: layout after.
       bytes: what one device sends; 0 for local steps.
       seconds: predicted.
+      format: of the numbers that are sent, one of ``low_bits.FORMATS``; empty for those of the tensor.
     """
 
     kind: str
@@ -60,11 +63,38 @@ class ReshardStep:
     after: Layout
     bytes: int
     seconds: float
+    format: str = ""
+
+    def rounded_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Returns the bytes of rounded parts on a device, its own and those that arrive; 0 if it is sent in full.
+
+        Args:
+          sizes: devices per mesh axis.
+        """
+        if not self.format:
+            return 0
+        k = prod(sizes[axis] for axis in self.axes)
+        if self.kind == "collective-permute":
+            return 2 * self.bytes
+        return self.bytes // (k - 1) * (k + 1 if self.kind == "all-gather" else 2 * k)
+
+    @property
+    def in_full(self) -> "ReshardStep":
+        """The step that sends the tensor's own numbers; its bytes and seconds are those of this one."""
+        if not self.format:
+            return self
+        kind = "reduce-scatter" if isinstance(self.source, Partial) else self.kind
+        return replace(self, kind=kind, format="")
 
 
 @dataclass(frozen=True)
 class ReshardEdge:
-    """A reshard step of a tensor of any size: an edge of the layout graph, priced by the bytes of the whole tensor."""
+    """A reshard step of a tensor of any size: an edge of the layout graph, priced by the bytes of the whole tensor.
+
+    Args:
+      others: the number of blocks into which axes other than those of the step cut the tensor.
+      low: the step in fewer bits; None if there is none.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -73,11 +103,27 @@ class ReshardEdge:
     before: Layout
     after: Layout
     price: Price
+    others: int
+    low: LowStep | None
 
-    def of(self, size: float) -> ReshardStep:
-        """Returns the step for a tensor of ``size`` bytes."""
-        ends = (self.source, self.target, self.before, self.after)
-        return ReshardStep(self.kind, self.axes, *ends, round(self.price.sent * size), self.price.seconds(size))
+    def of(self, size: float, rounding: Rounding | None = None) -> ReshardStep:
+        """Returns the step for a tensor of ``size`` bytes, in fewer bits if it may be rounded and that is cheaper."""
+        ends, (seconds, name) = (self.source, self.target, self.before, self.after), self.cheapest(size, rounding)
+        if name and self.low and rounding:
+            sent = self.low.bytes_sent(rounding.elements // self.others, name)
+            return ReshardStep(self.low.kind, self.axes, *ends, sent, seconds, name)
+        return ReshardStep(self.kind, self.axes, *ends, round(self.price.sent * size), seconds)
+
+    def cheapest(self, size: float, rounding: Rounding | None = None) -> tuple[float, str]:
+        """Returns the least seconds for a tensor of ``size`` bytes, and the format; empty if it is sent in full."""
+        least, found = self.price.seconds(size), ""
+        if rounding and self.low and rounding.elements:
+            n = rounding.elements / self.others
+            for name in rounding.formats:
+                seconds = min(self.low.seconds(n, rounding.itemsize, name))
+                if seconds < least:
+                    least, found = seconds, name
+        return least, found
 
 
 def reshard_steps(layout: Layout, shape: Sequence[int], itemsize: float, mesh: Mesh) -> Iterator[ReshardStep]:
@@ -134,10 +180,9 @@ class _State:
         self.placed = {name: placed for name, placed in self.every.items() if mesh.axis(name) > 1}
         self.orders = {dim: layout.splitting(dim) for dim in range(rank)}
 
-    def held(self, axes: Sequence[str]) -> float:
-        """Returns the fraction of the tensor that one device would hold if ``axes`` did not split it."""
-        others = (n for n, p in self.placed.items() if n not in axes and isinstance(p, Split))
-        return 1 / prod(self.mesh.axis(n) for n in others)
+    def others(self, axes: Sequence[str]) -> int:
+        """Returns the number of blocks into which axes other than ``axes`` cut the tensor."""
+        return prod(self.mesh.axis(n) for n, p in self.placed.items() if n not in axes and isinstance(p, Split))
 
     def to(self, axes: Sequence[str], target: Placement) -> Layout:
         """Returns the layout after ``axes`` moved to ``target``, as the new minor-most of its dim."""
@@ -195,7 +240,8 @@ def _edge(
     state: _State, kind: str, axes: tuple[str, ...], source: Placement, target: Placement, after: Layout | None = None
 ) -> ReshardEdge:
     ends = (source, target, state.layout, after or state.to(axes, target))
-    return ReshardEdge(kind, axes, *ends, step_price(kind, axes, source, target, state.mesh).times(state.held(axes)))
+    others, step = state.others(axes), (kind, axes, source, target, state.mesh)
+    return ReshardEdge(kind, axes, *ends, step_price(*step).times(1 / others), others, low_step(*step))
 
 
 # ---- The graph of layouts --------------------------------------------------------------------------------------------
@@ -285,6 +331,7 @@ def reshard(
     itemsize: float,
     mesh: Mesh,
     manual: tuple[str, ...] = (),
+    formats: tuple[str, ...] = (),
 ) -> tuple[ReshardStep, ...]:
     """Returns the cheapest steps from ``source`` to ``target`` for a tensor of ``shape``.
 
@@ -293,6 +340,7 @@ def reshard(
 
     Args:
       manual: axes on which the tensor is ``B`` and stays so on the way: its devices hold different blocks there.
+      formats: of fewer bits, in which it may be sent.
     """
     source, target = complete(source, mesh), complete(target, mesh)
     kinds = {p.reduction for layout in (source, target) for _, p in layout.placements if isinstance(p, Partial)}
@@ -300,11 +348,18 @@ def reshard(
     for layout in (source, target):
         if layout not in graph.index or not fits(layout, shape, mesh):
             raise LayoutError(f"layout {layout} does not fit a tensor of shape {tuple(shape)} on mesh {mesh}")
-    return _shortest(graph, graph.index[source], graph.index[target], shape, itemsize, manual)
+    rounding = Rounding(prod(shape), itemsize, formats) if formats else None
+    return _shortest(graph, graph.index[source], graph.index[target], shape, itemsize, manual, rounding)
 
 
 def _shortest(
-    graph: LayoutGraph, start: int, end: int, shape: Sequence[int], itemsize: float, manual: tuple[str, ...]
+    graph: LayoutGraph,
+    start: int,
+    end: int,
+    shape: Sequence[int],
+    itemsize: float,
+    manual: tuple[str, ...],
+    rounding: Rounding | None,
 ) -> tuple[ReshardStep, ...]:
     size = prod(shape) * itemsize
     best: dict[_SearchState, tuple[float, int]] = {(start, False): (0.0, 0)}
@@ -313,11 +368,11 @@ def _shortest(
     while queue:
         seconds, steps, stop = heapq.heappop(queue)
         if stop[0] == end:
-            return _unwind(predecessor, stop, size)
+            return _unwind(predecessor, stop, size, rounding)
         if (seconds, steps) > best[stop]:
             continue
         for edge, to in graph.edges(stop[0]):
-            onward, reached = (to, makes_partial(edge)), (seconds + edge.price.seconds(size), steps + 1)
+            onward, reached = (to, makes_partial(edge)), (seconds + edge.cheapest(size, rounding)[0], steps + 1)
             if stop[1] > onward[1] or (onward in best and reached >= best[onward]) or not graph.fits(to, shape):
                 continue
             if any(axis in manual for axis in edge.axes):
@@ -328,10 +383,13 @@ def _shortest(
 
 
 def _unwind(
-    predecessor: dict[_SearchState, tuple[_SearchState, ReshardEdge]], stop: _SearchState, size: float
+    predecessor: dict[_SearchState, tuple[_SearchState, ReshardEdge]],
+    stop: _SearchState,
+    size: float,
+    rounding: Rounding | None,
 ) -> tuple[ReshardStep, ...]:
     path: list[ReshardStep] = []
     while stop in predecessor:
         stop, edge = predecessor[stop]
-        path.append(edge.of(size))
+        path.append(edge.of(size, rounding))
     return tuple(reversed(path))

@@ -16,6 +16,9 @@ of the coarsest floats it computes in (a loss in float32 may come from products 
 the leaf, times ``MARGIN``, is allowed as well. And the unsharded step runs once in wider floats, if it sums in short
 ones: the sharded step may be as far from that as the unsharded step is, so twice that distance is allowed. A tolerance
 that the user specifies is used as it is.
+
+Where collectives round what they send (``low_bits=``), errors are root mean squares, of the difference and of the leaf,
+and the tolerance is the budget that the user states.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,6 +52,7 @@ class LeafError:
       noise: its relative change under perturbed arguments.
       own: the relative error of the unsharded step with respect to wider floats.
       lost: the number of its values that are not finite, in the unsharded step too.
+      is_budget: whether the error is a root mean square, and the tolerance the budget of ``low_bits``.
     """
 
     path: str
@@ -58,6 +62,7 @@ class LeafError:
     noise: float = 0.0
     own: float = 0.0
     lost: int = 0
+    is_budget: bool = False
 
     @property
     def ok(self) -> bool:
@@ -75,6 +80,8 @@ class LeafError:
         lost = f" ({_values(self.lost)} not finite, in the unsharded step too)" if self.lost else ""
         name = self.path or "the result"
         said = self.fault or f"relative error {self.error:.2e}, allowed {self.tolerance:.0e}"
+        if self.is_budget and not self.fault:
+            said = f"root mean square error {self.error:.2%}, budget {self.tolerance:.2%}"
         return f"{name}: {said}{noise}{own}{lost}"
 
 
@@ -140,6 +147,7 @@ def check_numbers(
     tolerance: float | None = None,
     nudged: Callable[[], Iterable[Sequence[Any]]] = tuple,
     widened: Callable[[], Sequence[Any] | None] = lambda: None,
+    budget: float | None = None,
 ) -> CheckReport:
     """Compares flat outputs.
 
@@ -147,20 +155,24 @@ def check_numbers(
       tolerance: replaces the default of every float dtype.
       nudged: computes the expected outputs for perturbed arguments, a few times; called only if a leaf is off.
       widened: computes them in wider floats, or returns None if the step has no shorter ones; likewise.
+      budget: of collectives that round, in place of the defaults.
 
     Raises:
       CheckError: some leaves differ; the message lists them, largest error first.
     """
-    report = _compare_all(expected, got, paths, tolerance)
+    budget = budget if tolerance is None else None
+    report = _compare_all(expected, got, paths, tolerance, budget)
     if not report.ok and tolerance is None:
-        noise = [_compare_all(expected, outputs, paths, None) for outputs in nudged()]
+        noise = [_compare_all(expected, outputs, paths, None, budget) for outputs in nudged()]
         wide = widened()
-        own = [_compare_all(expected, _like(expected, wide), paths, None)] if wide is not None else []
+        own = [_compare_all(expected, _like(expected, wide), paths, None, budget)] if wide is not None else []
         report = CheckReport(tuple(_with_noise(leaf, noise, own) for leaf in report.leaves))
     if not report.ok:
         wrong = [str(leaf) for leaf in report.leaves if not leaf.ok]
         title = f"{len(wrong)} of {len(report.leaves)} outputs differ from the unsharded step"
-        raise CheckError(faults(title, wrong[:20], f"... and {len(wrong) - 20} more" if len(wrong) > 20 else ""))
+        more = [f"... and {len(wrong) - 20} more"] if len(wrong) > 20 else []
+        more += ["collectives round what they send: state a smaller low_bits=, or none"] if budget else []
+        raise CheckError(faults(title, wrong[:20], "\n".join(more)))
     return report
 
 
@@ -187,12 +199,12 @@ def perturb(leaf: Any, seed: int, least: float = 0.0) -> Any:
 
 
 def _compare_all(
-    expected: Sequence[Any], got: Sequence[Any], paths: Sequence[str], allowed: float | None
+    expected: Sequence[Any], got: Sequence[Any], paths: Sequence[str], allowed: float | None, budget: float | None
 ) -> CheckReport:
     """Every leaf's error, worst first."""
     pairs = [(path, _plain(a), _plain(b)) for path, a, b in zip(paths, expected, got, strict=True)]
     largest = max((_largest(a) for _, a, _ in pairs), default=0.0) or 1.0
-    leaves = [_compare(path, a, b, FLOOR * largest, allowed) for path, a, b in pairs]
+    leaves = [_compare(path, a, b, FLOOR * largest, allowed, budget) for path, a, b in pairs]
     return CheckReport(tuple(sorted(leaves, key=lambda leaf: (leaf.ok, -leaf.error))))
 
 
@@ -223,12 +235,14 @@ def _plain(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def _compare(path: str, a: np.ndarray, b: np.ndarray, floor: float, tolerance: float | None) -> LeafError:
+def _compare(
+    path: str, a: np.ndarray, b: np.ndarray, floor: float, tolerance: float | None, budget: float | None
+) -> LeafError:
     if a.shape != b.shape or a.dtype != b.dtype:
         return LeafError(path, np.inf, 0.0, f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}")
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return _exact(path, a, b)
-    allowed = _tolerance(a.dtype) if tolerance is None else tolerance
+    allowed = budget or (_tolerance(a.dtype) if tolerance is None else tolerance)
     wide = np.complex128 if jnp.issubdtype(a.dtype, jnp.complexfloating) else np.float64
     a, b = a.astype(wide), b.astype(wide)
     finite = np.isfinite(a)
@@ -240,9 +254,19 @@ def _compare(path: str, a: np.ndarray, b: np.ndarray, floor: float, tolerance: f
     if not np.isfinite(b[finite]).all():
         count = int((~np.isfinite(b[finite])).sum())
         return LeafError(path, np.inf, allowed, f"{_values(count)} not finite, but finite in the unsharded step")
+    if budget:
+        off, size = _root_mean_square(a[finite] - b[finite]), _root_mean_square(a[finite])
+        share = off / max(size, floor) if off else 0.0
+        return LeafError(path, share, allowed, lost=int((~finite).sum()), is_budget=True)
     scale = max(_largest(a), floor)
     off = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
     return LeafError(path, off / scale if off else 0.0, allowed, lost=int((~finite).sum()))
+
+
+def _root_mean_square(a: np.ndarray) -> float:
+    """Of values that may be too large for their squares; 0 if there are none."""
+    largest = _largest(a)
+    return largest * float(np.sqrt(np.mean(np.abs(a / largest) ** 2))) if largest else 0.0
 
 
 def _values(count: int) -> str:

@@ -31,6 +31,7 @@ from meshdsl.plan import load_plan as load_plan
 # ---- Layouts
 from meshdsl.layouts import B as B
 from meshdsl.layouts import Layout as Layout
+from meshdsl.layouts import LowBits as LowBits
 from meshdsl.layouts import Mesh as Mesh
 from meshdsl.layouts import P as P
 from meshdsl.layouts import Rules as Rules

@@ -305,7 +305,9 @@ def _rounded(x: jax.Array, to: str, block: int) -> tuple[jax.Array, ...]:
     if missing := blocks * block - x.shape[-1] if blocks > 1 else 0:
         wide = jnp.pad(wide, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
     wide = wide.reshape(*x.shape[:-1], blocks, -1)
-    scale = jnp.maximum(jnp.abs(wide).max(-1, keepdims=True) / largest, _TINY)
+    sizes = jnp.where(jnp.isnan(wide), jnp.inf, jnp.abs(wide))  # maxima of large arrays lose NaN on CPU (jax 0.10)
+    most = sizes.max(-1, keepdims=True)
+    scale = jnp.maximum(most / largest, _TINY)
     small = wide / scale
     return (jnp.round(small) if jnp.issubdtype(dtype, jnp.integer) else small).astype(dtype), scale
 

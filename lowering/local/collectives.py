@@ -13,6 +13,11 @@ of one device, inside ``shard_map`` (or ``vmap`` with axis names):
     pad                 S(i) -> P      the other blocks are filled with the reduction's identity
     keep-first          B    -> P      one device keeps the value, the others hold zeros
 
+In fewer bits (``layouts.low_bits``), the parts of a block are rounded, sent as bytes and restored on every receiver,
+the sender's own part too, so that replicated values are equal everywhere:
+
+    all-to-all          P    -> S(i)   like a reduce-scatter: parts of i are exchanged, restored and added in float32
+
 A step over several axes is one collective over their product, first axis major; its axes are the minor-most ones of
 the dim they leave and of the dim they enter, so blocks stay contiguous.
 """
@@ -30,6 +35,7 @@ from jax import lax
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.exchange import moving_axes, window_pieces
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.low_bits import BLOCK, FORMATS, SCALE
 from meshdsl.layouts.placement import Partial, Placement, Split
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.lowering.local.registry import Local
@@ -52,6 +58,8 @@ def apply_move(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     """
     if prod(sizes[axis] for axis in move.axes) == 1:
         return x
+    if move.format:
+        return _in_low_bits(x, move, _devices(move, sizes), sizes)
     return _as_numbers(x, lambda numbers: LOCAL_MOVES[move.kind](numbers, move, sizes), move.kind in COLLECTIVES)
 
 
@@ -132,7 +140,7 @@ def opaque_copy(x: jax.Array, count: int, axis: str, size: int, after: jax.Array
 
 def move_scope(move: ReshardStep, dtype: Any) -> str:
     """Returns the name of a reshard step in the compiled program: kind, axes and planned dtype."""
-    return collective_scope(move.kind, move.axes, dtype)
+    return collective_scope(move.kind, move.axes, jnp.uint8 if move.format else dtype)
 
 
 def collective_scope(kind: str, axes: Sequence[str], dtype: Any) -> str:
@@ -142,6 +150,63 @@ def collective_scope(kind: str, axes: Sequence[str], dtype: Any) -> str:
 
 def _is_plain(dtype: Any) -> bool:
     return not jnp.issubdtype(dtype, jax.dtypes.extended)
+
+
+# ---- In fewer bits ---------------------------------------------------------------------------------------------------
+
+
+def _in_low_bits(x: jax.Array, move: ReshardStep, devices: int, sizes: Sizes) -> jax.Array:
+    """Returns this device's block after a step in which rounded parts are sent, each as one row of bytes."""
+    if move.kind == "all-to-all":
+        parts = jnp.moveaxis(_in_blocks(x, _dim(move.target), devices), _dim(move.target), 0)
+    else:
+        parts = x[None]
+    rows = lax.optimization_barrier(rounded(parts.reshape(len(parts), -1), move.format))
+    if move.kind == "all-gather":
+        got = lax.all_gather(rows, move.axes, axis=0, tiled=True)
+    elif move.kind == "all-to-all":
+        got = lax.all_to_all(rows, move.axes, split_axis=0, concat_axis=0, tiled=True)
+    else:
+        got = _permute(rows, move, sizes)
+    exact = restored(got, prod(parts.shape[1:]), move.format).reshape(len(got), *parts.shape[1:])
+    if isinstance(move.source, Partial):
+        return exact.sum(0).astype(x.dtype)
+    exact = exact.astype(x.dtype)
+    return exact[0] if move.kind == "collective-permute" else _joined(exact, _dim(move.source))
+
+
+def rounded(rows: jax.Array, name: str) -> jax.Array:
+    """Returns rows of floats as rows of bytes: the small numbers, then the scales of their blocks, if they have any.
+
+    A block with a number that is not finite is restored as NaN. Compilers' maxima do not all keep NaN (that of CPU, jax
+    0.10), so it counts as infinite.
+    """
+    dtype, largest, count = jnp.dtype(name), FORMATS[name].largest, rows.shape[1]
+    if not largest:
+        return lax.bitcast_convert_type(rows.astype(dtype), jnp.uint8).reshape(len(rows), -1)
+    blocks = jnp.pad(rows.astype(jnp.float32), ((0, 0), (0, -count % BLOCK))).reshape(len(rows), -1, BLOCK)
+    most = jnp.where(jnp.isnan(blocks), jnp.inf, jnp.abs(blocks)).max(-1, keepdims=True)
+    scales = jnp.maximum(most / largest, jnp.finfo(jnp.float32).tiny)
+    small = blocks / scales
+    small = (jnp.round(small) if jnp.issubdtype(dtype, jnp.integer) else small).astype(dtype)
+    numbers = lax.bitcast_convert_type(small, jnp.uint8).reshape(len(rows), -1)[:, :count]
+    return jnp.concatenate([numbers, lax.bitcast_convert_type(scales, jnp.uint8).reshape(len(rows), -1)], axis=1)
+
+
+def restored(rows: jax.Array, count: int, name: str) -> jax.Array:
+    """Returns rows of ``count`` numbers in float32."""
+    dtype, width = jnp.dtype(name), FORMATS[name].bytes
+    numbers, scales = rows[:, : count * width], rows[:, count * width :].reshape(len(rows), -1, SCALE)
+    shape = (len(rows), count) if width == 1 else (len(rows), count, width)
+    small = lax.bitcast_convert_type(numbers.reshape(shape), dtype).astype(jnp.float32)
+    if not FORMATS[name].largest:
+        return small
+    blocks = jnp.pad(small, ((0, 0), (0, -count % BLOCK))).reshape(len(rows), -1, BLOCK)
+    exact = blocks * lax.bitcast_convert_type(scales, jnp.float32)[..., None]
+    return exact.reshape(len(rows), -1)[:, :count]
+
+
+# ---- In full ---------------------------------------------------------------------------------------------------------
 
 
 def _all_gather(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:

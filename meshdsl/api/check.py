@@ -35,7 +35,7 @@ def check_step(
       stages: the stages of the call; the sharded step is their executable, or that of ``stages.most_divided``.
       reference: the unsharded step, on flat arrays.
       leaves: the arguments, flat.
-      tolerance: relative to the largest value of a result; None takes the defaults.
+      tolerance: relative to the largest value of a result; None takes the defaults, or the budget of ``low_bits``.
       divide: which plan runs, one of ``DIVIDE``.
 
     Raises:
@@ -64,7 +64,8 @@ def check_step(
 
     expected, got = unsharded(leaves), executable.call(*executable.copies(leaves))
     paths = [leaf.path for leaf in executable.program.outputs]
-    report = check_numbers(expected, got, paths, tolerance, perturbed, widened)
-    plan = executable.plan
+    plan, low_bits = executable.plan, executable.program.low_bits
+    budget = float(low_bits.error) if low_bits and any(c.format for c in plan.collectives) else None
+    report = check_numbers(expected, got, paths, tolerance, perturbed, widened, budget)
     undivided = undivided_outputs(executable.program, plan.solution)
     return replace(report, divided=dict(plan.utilization.divided), undivided=undivided)

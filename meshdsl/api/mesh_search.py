@@ -19,7 +19,7 @@ from itertools import chain, product
 from typing import Any
 
 from meshdsl.api.ambient import JaxSettings
-from meshdsl.api.options import parse_effort, parse_memory
+from meshdsl.api.options import parse_effort, parse_low_bits, parse_memory
 from meshdsl.api.plan_variants import least_variant_seconds, plan_best_variant
 from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
@@ -209,7 +209,8 @@ class ConfigurationSearch:
         inside, keep = self._rules.inside, self.program.constraints == "keep"
         run = partial(trace, self.program.step, self.program.args, inside=inside, cuts=keep_cuts, keep=keep)
         roundness, checkpoints = Roundness.of(prime_factors(self.devices)), self.program.remat != "replace"
-        return check_rules(JaxSettings.current().run(lambda: run(roundness=roundness, checkpoints=checkpoints)))
+        found = check_rules(JaxSettings.current().run(lambda: run(roundness=roundness, checkpoints=checkpoints)))
+        return replace(found, low_bits=parse_low_bits(self.program.low_bits, []))
 
     def _traced_for(self, config: Configuration) -> tuple[CallStages, TracedProgram]:
         """Return the stages of a configuration, and its program before uneven pins are constraints."""
@@ -236,6 +237,7 @@ class ConfigurationSearch:
             uneven=program.uneven,
             remat=program.remat,
             host=program.host,
+            low_bits=program.low_bits,
         )
 
     def _program(self, stages: CallStages, config: Configuration) -> TracedProgram:

@@ -21,6 +21,7 @@ from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, NotationErr
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.low_bits import LowBits
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
 from meshdsl.pins import AS_GIVEN, GivenLayouts, LayoutTable, replaced_inputs, spread
@@ -84,6 +85,7 @@ class Options:
     uneven: str = "error"
     remat: str = "off"
     host: str = "off"
+    low_bits: LowBits | None = None
     notes: tuple[str, ...] = ()
 
     def at_hand(self) -> "Options":
@@ -226,6 +228,7 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         uneven=parse_choice("uneven", given["uneven"], UNEVEN, rows),
         remat=_parse_search("remat", given["remat"], REMAT, plan, rows),
         host=_parse_search("host", given["host"], HOSTS, plan, rows),
+        low_bits=_parse_low_bits(given["low_bits"], plan, rows),
     )
     rows += argument_faults(step, made)
     if rows:
@@ -423,6 +426,24 @@ def _parse_search(name: str, given: object, choices: Sequence[str], plan: Plan |
             f"{name}: plan= runs a plan as it is, {name}={given!r} looks for another one; leave one of them out"
         )
     return found
+
+
+def parse_low_bits(given: LowBits | float | str | None, rows: list[str]) -> LowBits | None:
+    """Return the error budget of collectives; append a fault if it is none, or no format meets it."""
+    try:
+        return None if given is None else LowBits.of(given)
+    except ArgumentError as error:
+        rows.append(str(error))
+        return None
+
+
+def _parse_low_bits(given: LowBits | float | str | None, plan: Plan | None, rows: list[str]) -> LowBits | None:
+    """Return the error budget; beside ``plan=``, it is that of the plan."""
+    if given is not None and plan:
+        rows.append(
+            f"low_bits: plan= runs a plan as it is, low_bits={given} looks for another one; leave one of them out"
+        )
+    return parse_low_bits((plan.low_bits or None) if plan else given, rows)
 
 
 def _parse_devices(devices: Any, mesh: object, rows: list[str]) -> tuple[jax.Device, ...] | None:

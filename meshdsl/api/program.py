@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshdsl.api.options import HOSTS, REMAT, UNEVEN, parse_choice, parse_constraints
+from meshdsl.api.options import HOSTS, REMAT, UNEVEN, parse_choice, parse_constraints, parse_low_bits
 from meshdsl.api.overlap_option import Overlap, parse_overlap
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, called, faults, is_a
@@ -18,6 +18,7 @@ from meshdsl.ir.index import producers
 from meshdsl.ir.loops import split_operands
 from meshdsl.ir.rewrite import origin, values
 from meshdsl.layouts.axis_rules import Rules
+from meshdsl.layouts.low_bits import LowBits
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import AS_GIVEN, LayoutTable, replaced_inputs
 from meshdsl.plan.plan import Plan
@@ -52,6 +53,7 @@ class Program:
       uneven: what becomes of pins that do not divide, as in ``parallelize``.
       remat: who chooses what the backward pass computes again, as in ``parallelize``.
       host: whether the planner chooses what lives in the host's memory, as in ``parallelize``.
+      low_bits: how much collectives may round what they send, as in ``parallelize``.
 
     Raises:
       ArgumentError: lists all fields that are not of these kinds.
@@ -77,6 +79,7 @@ class Program:
     uneven: str = "error"
     remat: str = "off"
     host: str = "off"
+    low_bits: LowBits | float | str | None = None
 
     def __post_init__(self) -> None:
         """Check the kinds of all fields."""
@@ -105,6 +108,7 @@ class Program:
         parse_choice("uneven", self.uneven, UNEVEN, rows)
         parse_choice("remat", self.remat, REMAT, rows)
         parse_choice("host", self.host, HOSTS, rows)
+        parse_low_bits(self.low_bits, rows)
         if rows:
             raise ArgumentError(faults("invalid arguments of Program:", rows))
 
@@ -194,4 +198,5 @@ def parallelize_program(
         uneven=program.uneven,
         remat=program.remat if plan is None else "off",
         host=program.host if plan is None else "off",
+        low_bits=program.low_bits if plan is None else None,
     )

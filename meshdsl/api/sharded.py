@@ -31,6 +31,7 @@ from meshdsl.api.sums import SUMS_LIMIT, check_sums
 from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
+from meshdsl.layouts.low_bits import LowBits
 from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.lowering.numerics import CheckReport, check_tolerance
 from meshdsl.lowering.overlap import check_judgement
@@ -81,6 +82,7 @@ def parallelize(
     uneven: str = "error",
     remat: str = "off",
     host: str = "off",
+    low_bits: LowBits | float | str | None = None,
 ) -> "Sharded[Params, Result]":
     """Return the step as a function that is planned over ``mesh`` and runs as planned.
 
@@ -136,6 +138,10 @@ def parallelize(
         (``@host``). ``"auto"``: besides, arguments and residuals of loops over layers that the planner chooses, if the
         fastest plan without that exceeds the memory and one with it is the fastest of those that fit (``plan.host``,
         ``plan.waterfall``).
+      low_bits: how much collectives may round what they send, a relative root mean square such as ``0.01``, or
+        ``md.LowBits``; default is nothing. Floats may then be gathered, scattered and exchanged in bfloat16, int8 or
+        float8 with a scale per 128 numbers, where the format loses no more of normal numbers and that is cheaper.
+        Results, and what a loop carries, are sent in full; sums are taken in float32. ``check`` measures the results.
 
     Returns:
       The sharded step, with the parameters, the result, the name and the documentation of ``step``.
@@ -176,6 +182,7 @@ def parallelize(
         uneven=uneven,
         remat=remat,
         host=host,
+        low_bits=low_bits,
     )
     return Sharded(inner or step, options)
 
@@ -399,7 +406,8 @@ class Sharded(Generic[Params, Result]):
 
         Reports memory and FLOPs of both sides; for TPUs and GPUs, whose compilers state in which order a device runs,
         also what runs beside each collective. Results are those of the unsharded step if simulated devices compute the
-        same from random arguments: in exact arithmetic as the program is lowered, in float64 as it is compiled.
+        same from random arguments: in exact arithmetic as the program is lowered, in float64 as it is compiled; what
+        ``low_bits`` rounds is sent in full there.
 
         Args:
           *args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``; keywords as well.

@@ -169,7 +169,8 @@ class CallStages:
         unused = self.user_pins.unused_rules(program)
         notes = [*program.notes, *self.options.notes, *unused, *self._stated.notes]
         notes += overridden_pins(self.options.layouts.on(self.options.mesh), program)
-        return replace(program, notes=notes, warnings=[*program.warnings, *unused])
+        warnings, low_bits = [*program.warnings, *unused], self.options.low_bits
+        return replace(program, notes=notes, warnings=warnings, low_bits=low_bits)
 
     @stage
     def microbatched(self) -> TracedProgram:

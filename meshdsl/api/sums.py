@@ -2,11 +2,12 @@
 
 The planned program, as it is lowered and as it is compiled, is run on simulated devices beside the step, see
 ``meshdsl.lowering.simulation``. Floats are random; integers and truth values, which may be indices and masks, are
-those of the call if it has values.
+those of the call if it has values. What collectives round (``low_bits=``) is sent in full there; ``check`` measures it.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -40,7 +41,7 @@ def check_sums(
       limit: elements that may be computed.
       is_present: whether the devices are at hand; else the program is compared as it is lowered only.
     """
-    program = executable.program
+    program, executable = executable.program, _in_full(executable)
     if not program.outputs:
         return "the step returns no arrays"
     remedy = "verify smaller arguments, or fewer iterations"
@@ -55,6 +56,16 @@ def check_sums(
         return large
     except CheckError as error:
         return first_line(error)
+
+
+def _in_full(executable: Executable) -> Executable:
+    """The program with all that is rounded sent in full: rounded numbers agree with none in exact arithmetic."""
+    plan = executable.plan
+    if not any(c.format for c in plan.collectives):
+        return executable
+    trees = {value: tuple(step.in_full for step in tree) for value, tree in plan.solution.trees.items()}
+    exact = replace(plan, solution=replace(plan.solution, trees=trees))
+    return Executable(executable.program, exact, executable.devices, executable.donated, executable.settings)
 
 
 def _optimized(executable: Executable) -> str:

@@ -66,6 +66,14 @@ HostWord = Annotated[
     str | None,
     typer.Option("--host", help="let the planner use the host's memory: off or auto; default: the program's"),
 ]
+LowBitsText = Annotated[
+    str | None,
+    typer.Option(
+        "--low-bits",
+        help="let collectives round what they send, within an error budget such as 0.01, or 0.03:float8_e4m3fn "
+        "for formats of your choice; default: the program's",
+    ),
+]
 OverlapWord = Annotated[
     str | None, typer.Option("--overlap", help="hide communication: off, prefetch or full; default: the program's")
 ]

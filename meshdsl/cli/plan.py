@@ -16,6 +16,7 @@ from meshdsl.cli.options import (
     EffortWord,
     HostWord,
     LayoutTexts,
+    LowBitsText,
     MemoryText,
     MeshText,
     Microbatches,
@@ -53,6 +54,7 @@ def plan(
     recompute: Recompute = None,
     remat: RematWord = None,
     host: HostWord = None,
+    low_bits: LowBitsText = None,
     overlap: OverlapWord = None,
     effort: EffortWord = "default",
     save: SavePlan = None,
@@ -62,7 +64,7 @@ def plan(
     """Plan a program's step and print the plan: layouts, collectives with their reasons, seconds, memory, gap."""
     check_writable(save, html)
     over = load_mesh(mesh, topology)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits)
     loaded = loaded if overlap is None else replace(loaded, overlap=overlap)
     found = _plan(program, loaded, over, rules, memory, effort)
     if save is not None:
@@ -84,6 +86,7 @@ def frontier(
     recompute: Recompute = None,
     remat: RematWord = None,
     host: HostWord = None,
+    low_bits: LowBitsText = None,
     effort: EffortWord = "default",
     points: Annotated[int, typer.Option(min=2, help="how many memory limits, up to none")] = 8,
     html: Annotated[Path | None, typer.Option(help="write table and picture as an HTML page to this file")] = None,
@@ -94,7 +97,7 @@ def frontier(
 
     check_writable(html)
     over = load_mesh(mesh, topology)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits)
     with working(f"planning {program} over {over} within {points} memory limits"):
         found = parallelize_program(loaded, over, rules, effort=effort).frontier(*loaded.args, points=points)
     if html is not None:
@@ -121,6 +124,7 @@ def check(
     recompute: Recompute = None,
     remat: RematWord = None,
     host: HostWord = None,
+    low_bits: LowBitsText = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program again, over the mesh and topology of a saved plan, and show what changed.
@@ -131,7 +135,7 @@ def check(
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits)
     _show_difference("check", before.diff(_plan(program, loaded, before.mesh, rules, memory, before.effort)), as_json)
 
 

@@ -34,6 +34,7 @@ def load_program(
     layouts: Sequence[str] | None = None,
     remat: str | None = None,
     host: str | None = None,
+    low_bits: str | None = None,
 ) -> "Program":
     """The program that a file or a module defines, or that its function of this name returns.
 
@@ -46,6 +47,7 @@ def load_program(
       layouts: ``GLOB=LAYOUT`` each, which win over the program's layouts; those of equal globs are one layout.
       remat: whether the planner chooses what is computed again, in place of what the program says.
       host: whether it chooses what lives in the host's memory, likewise.
+      low_bits: how much collectives may round what they send, likewise.
 
     Raises:
       ArgumentError: there is no such program, or no such pipeline. Errors of the file's own code are not caught.
@@ -64,6 +66,7 @@ def load_program(
         program = with_layouts(program, pins)
     program = program if remat is None else replace(program, remat=remat)
     program = program if host is None else replace(program, host=host)
+    program = program if low_bits is None else replace(program, low_bits=low_bits)
     return replace(program, pipeline=_pipeline(program, given)) if given else program
 
 

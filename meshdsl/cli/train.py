@@ -16,6 +16,7 @@ from meshdsl.cli.options import (
     EffortWord,
     HostWord,
     LayoutTexts,
+    LowBitsText,
     MemoryText,
     MeshText,
     Microbatches,
@@ -74,6 +75,7 @@ def train(
     recompute: Recompute = None,
     remat: RematWord = None,
     host: HostWord = None,
+    low_bits: LowBitsText = None,
     effort: EffortWord = "default",
     steps: Annotated[int | None, typer.Option(min=1, help="steps of the run; default: the program's")] = None,
     folder: Annotated[
@@ -178,7 +180,7 @@ def train(
     common = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
     together = nullcontext() if plan_ahead else joined(over, own, common, _explain, join_timeout)
     with together, output_to_stderr() if as_json else nullcontext():
-        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host)
+        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits)
         trained = skipping(loaded) if on_nan is OnNaN.skip else loaded
         planned = os.environ.get(PLANNED_FILE)
         session = Session(trained, over, rules, memory, is_supervised(), planned, effort)

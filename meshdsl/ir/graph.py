@@ -30,6 +30,7 @@ from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
+from meshdsl.layouts.low_bits import LowBits
 from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
 from meshdsl.schedules.pipelined import Pipelined
 
@@ -231,6 +232,7 @@ class TracedProgram:
       spread: it contains shardings or shard_maps of jax's own, so that it runs only on several devices.
       pipeline: its microbatches and pipeline stages, if it has any.
       unstaged: its graph before it was cut into pipeline stages, the whole batch at once; None without stages.
+      low_bits: how much its collectives may round what they send; None for nothing.
     """
 
     graph: Graph
@@ -247,6 +249,7 @@ class TracedProgram:
     spread: bool = False
     pipeline: Pipelined | None = None
     unstaged: Graph | None = None
+    low_bits: LowBits | None = None
 
 
 def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:

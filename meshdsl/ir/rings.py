@@ -360,7 +360,7 @@ class _GraphRings:
 
 def _is_candidate(step: ReshardStep) -> bool:
     plain = step.kind == "all-gather" or (step.kind == "reduce-scatter" and step.source == Partial("sum"))
-    return plain and len(step.axes) == 1 and step.bytes > 0
+    return plain and len(step.axes) == 1 and step.bytes > 0 and not step.format
 
 
 def _parts_of_reader(op: Op, port: int, step: ReshardStep) -> ProductParts | None:

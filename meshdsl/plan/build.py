@@ -19,6 +19,7 @@ from meshdsl.ir.solution import Bucket, Pins, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.low_bits import FORMATS
 from meshdsl.layouts.placement import B, P
 from meshdsl.layouts.reshard import ReshardStep, complete
 from meshdsl.plan.host import host_memory
@@ -51,6 +52,8 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
     reasons = Reasons(program, solution)
     found = _collectives(program, solution, reasons)
     waits = [(op, c) for op, c, _ in found]
+    notes = [*without_rule(program, solution), *_rounded_sums(program, solution), *program.notes, *solution.notes]
+    notes += _rounded_collectives(program, [c for _, c in waits])
     lines, times = SourceLines(reasons), OpTimes(program, solution, reasons, classes)
 
     @gc_paused
@@ -69,7 +72,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(c for _, c in waits),
         held=tuple((reasons.name_and_line(value), size) for value, size in solution.held),
-        notes=(*without_rule(program, solution), *_rounded_sums(program, solution), *program.notes, *solution.notes),
+        notes=tuple(notes),
         solution=solution,
         pipeline=price_pipeline_parts(program, solution, waits, times),
         lines=lines.texts,
@@ -78,6 +81,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         jax=jax.__version__,
         host=host_memory(program, solution, pins, reasons, times),
         checkpoints=program.checkpoints,
+        low_bits=str(program.low_bits or ""),
     )
 
 
@@ -193,6 +197,7 @@ def _collective(
         value=reasons.name(value),
         shape=tuple(value.shape),
         dtype=_text(value.dtype),
+        format=sent.format if isinstance(sent, ReshardStep) else "",
     )
 
 
@@ -231,6 +236,16 @@ def _rounded_sums(program: TracedProgram, solution: Solution) -> list[str]:
             types = f"from {op.inputs[0].dtype} to {op.outputs[0].dtype}"
             notes.append(f"partial sums over {axes} are cast {types} before the reduction, as constrained: {op.source}")
     return _counted(notes)
+
+
+def _rounded_collectives(program: TracedProgram, collectives: Sequence[Collective]) -> Iterator[str]:
+    """Yields what becomes of an error budget."""
+    if program.low_bits:
+        formats = dict.fromkeys(c.format for c in collectives if c.format)
+        losses = ", ".join(f"{name}, which loses {FORMATS[name].error:.2%} of normal numbers" for name in formats)
+        count = f"{sum(bool(c.format) for c in collectives)} of {len(collectives)} collectives"
+        sent = f"{count} send {losses}" if formats else "all is sent in full: nothing that may be rounded is cheaper so"
+        yield f"low_bits={program.low_bits}: {sent}"
 
 
 def _counted(notes: Iterable[str]) -> list[str]:

@@ -167,6 +167,8 @@ def _made_for(plan: PlanData) -> Iterator[tuple[str, str]]:
     yield "topology", f"{plan.topology.name} {_speeds(plan)}"
     yield "made by", plan.compiled or "the planner"
     yield "program", f"{plan.name} {plan.fingerprint[:12]}"
+    if plan.low_bits:
+        yield "low_bits", plan.low_bits
     if plan.pipeline:
         found, asked = plan.pipeline, plan.pipeline.asked
         stages = f", {asked.name} over {found.axis}, bubble {found.bubble:.1%}" if found.axis else ""

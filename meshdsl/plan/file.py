@@ -37,6 +37,7 @@ from meshdsl.ir.solution import Bucket, Prefetch, Ring, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.low_bits import FORMATS, LowBits
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.notation import parse_placement
 from meshdsl.layouts.placement import Placement, Split
@@ -127,6 +128,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       prefetch: (operation id of a scan, inputs of its body sent ahead, results of its body sent behind).
       buckets: reshard steps that are sent as one.
       rings: reshard steps whose hops are sent beside parts of products.
+      formats: per reshard step in fewer bits, its position in ``moves`` and the format.
       parts: per collective that is a bucket, its position and the collectives that are sent as this one.
       seals: per field, the beginning of its SHA-256: a number that was edited by hand is not what the planner
         predicted, and nothing else in the file could tell.
@@ -176,6 +178,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: str = PROVE
     host: HostMemory | None = None
     compiled: str = ""
+    low_bits: str = ""
+    formats: tuple[tuple[int, str], ...] = ()
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -276,20 +280,23 @@ def _content(plan: PlanData) -> dict[str, Any]:
     position = {step: i for i, step in enumerate(_moves(s))} if s.buckets or s.rings else {}
     given["buckets"] = list(_bucket_records(s, position))
     given["rings"] = [RingRecord(position[ring.value, ring.layout], ring.products) for ring in s.rings]
+    steps = [step for _, tree in sorted(s.trees.items()) for step in tree]
+    given["formats"] = [(i, step.format) for i, step in enumerate(steps) if step.format]
     given["layouts"] = list(layouts)
     given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
     lacking = {"regions": not plan.regions, "utilization": plan.utilization == Utilization(), "jax": not plan.jax}
     lacking |= {"exposed": not plan.exposed, "buckets": not s.buckets, "parts": not given["parts"]}
     lacking |= {"rings": not s.rings, "recomputation": plan.recomputation is None, "effort": plan.effort == PROVE}
     lacking |= {"host": plan.host is None, "compiled": not plan.compiled, "checkpoints": plan.checkpoints}
+    lacking |= {"low_bits": not plan.low_bits, "formats": not given["formats"]}
     lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}
 
 
 def _without_parts(c: Collective) -> dict[str, Any]:
-    """The fields of a collective but its parts, which stand by themselves, and the ring that it is no hop of."""
-    lacking = {"parts", *([] if c.ring else ["ring"])}
+    """The fields of a collective but its parts, which stand by themselves, and a ring or format that it has not."""
+    lacking = {"parts", *(name for name in ("ring", "format") if not getattr(c, name))}
     return {field.name: getattr(c, field.name) for field in fields(c) if field.name not in lacking}
 
 
@@ -376,10 +383,10 @@ def _broken_seals(content: Mapping[str, Any]) -> Iterator[str]:
 
 def _solution(f: PlanFile) -> Solution:
     rows = [Signature(s.inputs, s.outputs, s.size, s.collectives) for s in f.signatures]
-    trees: dict[int, list[ReshardStep]] = {}
-    for m in f.moves:
-        before, after = f.layouts[m.before], f.layouts[m.after]
-        step = ReshardStep(m.kind, m.axes, m.source, m.target, before, after, m.bytes, m.seconds)
+    trees, formats = dict[int, list[ReshardStep]](), dict(f.formats)
+    for i, m in enumerate(f.moves):
+        ends = m.source, m.target, f.layouts[m.before], f.layouts[m.after]
+        step = ReshardStep(m.kind, m.axes, *ends, m.bytes, m.seconds, formats.get(i, ""))
         trees.setdefault(m.value, []).append(step)
     return Solution(
         mesh=f.planned_mesh,
@@ -515,10 +522,16 @@ def _reference_faults(f: PlanFile) -> Iterator[str]:
             yield f"rings[{i}]: no move {ring.move}"
         elif len(f.moves[ring.move].axes) != 1:
             yield f"rings[{i}]: moves[{ring.move}] is over {len(f.moves[ring.move].axes)} axes, a ring over one"
+    for i, (at, name) in enumerate(f.formats):
+        if not 0 <= at < len(f.moves):
+            yield f"formats[{i}]: no move {at}"
+        if name not in FORMATS:
+            yield f"formats[{i}]: no format {name!r}{nearest(name, FORMATS)}"
     known = range(len(f.collectives))
     yield from (f"parts[{i}]: no collective {at}" for i, (at, _) in enumerate(f.parts) if at not in known)
     yield from _duplicates("buckets", "reshard step", [at for bucket in f.buckets for at in bucket.moves])
     yield from _duplicates("parts", "collective", [at for at, _ in f.parts])
+    yield from _duplicates("formats", "reshard step", [at for at, _ in f.formats])
     yield from _duplicates("rings", "reshard step", [ring.move for ring in f.rings])
     yield from (f"spans[{i}]: no line {s.line}" for i, s in enumerate(f.spans) if not 0 <= s.line < len(f.lines))
     yield from _duplicates("ops", "operation", [op for op, _ in f.ops])
@@ -564,6 +577,20 @@ def _effort_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
         yield f"effort: {f.effort!r} is none of {', '.join(map(repr, EFFORTS))}{nearest(f.effort, EFFORTS)}"
 
 
+def _low_bits_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    """Formats are those that the budget allows."""
+    try:
+        low_bits = LowBits.of(f.low_bits) if f.low_bits else None
+    except MeshDSLError as error:
+        yield first_line(error)
+        return
+    for i, (at, name) in enumerate(f.formats):
+        if low_bits is None:
+            yield f"formats[{i}]: moves[{at}] sends {name}, but the plan has no budget low_bits"
+        elif name not in low_bits.within:
+            yield f"formats[{i}]: moves[{at}] sends {name}, which loses more than low_bits={low_bits}"
+
+
 def _timing_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     if f.exposed and len(f.exposed) != len(f.collectives):
         yield f"exposed: seconds of {len(f.exposed)} collectives, of {len(f.collectives)}"
@@ -598,22 +625,23 @@ def _use_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
 
 def _step_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     """Every reshard step exists, and starts from a layout that is available by then."""
-    available = {value: [f.layouts[at]] for value, at in f.values}
+    available, formats = {value: [f.layouts[at]] for value, at in f.values}, dict(f.formats)
     for i, m in enumerate(f.moves):
         before, after = f.layouts[m.before], f.layouts[m.after]
         if before not in available[m.value]:
             there = " and ".join(map(str, available[m.value]))
             yield f"moves[{i}]: starts from {before}, but value {m.value} is available as {there}"
-        elif not _is_step(m, before, after, mesh):
+        elif not _is_step(m, before, after, mesh, i in formats):
             yield f"moves[{i}]: no {m.kind} over {','.join(m.axes)} leads from {before} to {after}"
         available[m.value].append(after)
 
 
-def _is_step(m: StepRecord, before: Layout, after: Layout, mesh: Mesh) -> bool:
+def _is_step(m: StepRecord, before: Layout, after: Layout, mesh: Mesh, is_low: bool) -> bool:
     splits = (p.dim for layout in (before, after) for _, p in layout.placements if isinstance(p, Split))
     rank = 1 + max((dim for dim in splits if isinstance(dim, int)), default=-1)
     step = (m.kind, m.axes, m.source, m.target, after)
-    return any((e.kind, e.axes, e.source, e.target, e.after) == step for e in reshard_edges(before, rank, mesh))
+    kinds = ((e.low and e.low.kind if is_low else e.kind, e) for e in reshard_edges(before, rank, mesh))
+    return any((kind, e.axes, e.source, e.target, e.after) == step for kind, e in kinds)
 
 
 def _collective_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
@@ -677,6 +705,7 @@ _CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (
     _span_faults,
     _effort_faults,
     _host_faults,
+    _low_bits_faults,
     _timing_faults,
     _prefetch_faults,
 )

@@ -374,6 +374,7 @@ def collective_rows(
             c.seconds,
             c.parts,
             c.ring,
+            c.format,
         )
         found.setdefault(key, []).append(i)
     return [
@@ -398,14 +399,14 @@ def _row(c: Collective, n: int, exposed: float | None) -> Sequence[str]:
     trips = f"~{c.trips}" if c.estimated else str(c.trips)
     reason = c.reason.replace(f" ({c.source})", "")
     times = [seconds_text(c.seconds * c.trips * n), *([] if exposed is None else [seconds_text(exposed)])]
-    kind = f"{c.ring} ring" if c.ring else c.kind
+    kind = f"{c.ring} ring" if c.ring else c.sent
     return (kind, ",".join(c.axes), _times(n), bytes_text(c.bytes), trips, *times, c.phase, c.source, reason)
 
 
 def _totals(plan: PlanData) -> Iterator[str]:
     sums: dict[tuple[str, str], list[float]] = {}
     for c in plan.collectives:
-        total = sums.setdefault((c.kind, ",".join(c.axes)), [0, 0, 0.0])
+        total = sums.setdefault((c.sent, ",".join(c.axes)), [0, 0, 0.0])
         for i, more in enumerate((c.trips, c.trips * c.bytes, c.trips * c.seconds)):
             total[i] += more
     if sums:

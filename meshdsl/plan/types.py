@@ -83,6 +83,7 @@ class Collective:
       parts: of a bucket, the collectives that are sent as this one; value and shape are those of the first.
       ring: of the hops of a ring, beside which products run in parts, the kind of collective that they replace; each
         hop counts as a trip. Empty for others.
+      format: in which the value is sent, if that has fewer bits than its dtype, such as ``int8``; empty for others.
     """
 
     kind: str
@@ -99,6 +100,12 @@ class Collective:
     dtype: str
     parts: tuple["Collective", ...] = ()
     ring: str = ""
+    format: str = ""
+
+    @property
+    def sent(self) -> str:
+        """The kind, with the format if that has fewer bits: ``all-gather int8``."""
+        return f"{self.kind} {self.format}".rstrip()
 
 
 class PrefetchedLoop(NamedTuple):
@@ -351,6 +358,7 @@ class PlanData:
       effort: with which the step was planned, which does not make plans unequal either.
       host: what is kept in the host's memory, if anything.
       compiled: of the record of a compiled program (``meshdsl.plan.compiled``), the compiler; empty for plans.
+      low_bits: the text of the error budget within which collectives may round; empty if all send in full.
     """
 
     name: str
@@ -374,6 +382,7 @@ class PlanData:
     effort: str = field(default=PROVE, compare=False)
     host: HostMemory | None = None
     compiled: str = ""
+    low_bits: str = ""
 
     @property
     def fingerprint(self) -> str:

@@ -28,6 +28,7 @@ from meshdsl.ir.prefetch import prefetchable
 from meshdsl.ir.solution import Pins, Prefetch, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.low_bits import Rounding
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.layouts.reshard import ReshardEdge, reshard_edges
@@ -263,9 +264,13 @@ def _step_faults(problem: Problem, solution: Solution) -> Iterator[str]:
     for tensor in problem.index.values:
         value, available = tensor.id, {solution.layouts[tensor.id]}
         size = prod(tensor.shape) * sent_itemsize(tensor.itemsize)
+        formats = problem.formats.get(value, ())
+        rounding = Rounding(prod(tensor.shape), tensor.itemsize, formats) if formats else None
         for step in solution.trees.get(value, ()):
             possible = _edges(step.before, len(tensor.shape), solution.mesh)
-            if step.before not in available or all(edge.of(size) != step for edge in possible):
+            if step.before not in available or all(
+                step not in (edge.of(size), edge.of(size, rounding)) for edge in possible
+            ):
                 price = f"{step.bytes} bytes in {seconds_text(step.seconds)}"
                 yield f"value {value}: no {step.kind} from {step.before} to {step.after} of {price}"
             if any(step.after.on(axis) is not B for axis in problem.manual.get(value, ())):

@@ -201,7 +201,7 @@ class _GraphBuckets:
         for (v, after), step in self.steps.items():
             value = self.values[v]
             is_plain = jax.dtypes.issubdtype(value.dtype, np.floating)  # bfloat16 is one, a key is none
-            is_sent = step.kind in BUCKETED and step.bytes and (v, after) in self.needed
+            is_sent = step.kind in BUCKETED and step.bytes and not step.format and (v, after) in self.needed
             if is_sent and self.level[v, after] == level and is_plain and 8 * value.itemsize >= _LEAST_BITS:
                 itemsize = sent_itemsize(value.itemsize)
                 before, block = (prod(x.local_shape(value.shape, sizes)) * itemsize for x in (step.before, after))

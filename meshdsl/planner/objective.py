@@ -82,7 +82,7 @@ class ResidentCopies:
         key = object_id(costs), tree, layouts[port], used, frozenset([layouts[at] for at in others])
         if key not in self._elements:
             space, sizes = costs.space, self.model.mesh.sizes_by_name
-            steps = tree_steps(space, value.shape, value.itemsize, tree, costs.manual)
+            steps = tree_steps(space, value.shape, value.itemsize, tree, costs.manual, costs.formats)
             sources = {step.after: step.before for step in steps}
             elsewhere = {layout for at in key[-1] for layout in _path_back(space.layouts[at], sources)}
             path = list(_until(elsewhere, _path_back(space.layouts[key[2]], sources)))
@@ -357,4 +357,4 @@ def steps_of(model: Model, value: int, edges: Edges) -> tuple[ReshardStep, ...]:
     """Returns the reshard steps along the edges of a value's tree."""
     tensor = model.problem.index.value(value)
     costs = model.reshard_costs[value]
-    return tree_steps(costs.space, tensor.shape, tensor.itemsize, edges, costs.manual)
+    return tree_steps(costs.space, tensor.shape, tensor.itemsize, edges, costs.manual, costs.formats)

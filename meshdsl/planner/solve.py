@@ -31,6 +31,7 @@ from meshdsl.planner.memory.dual import PendingBound, dual_bound, start_bound
 from meshdsl.planner.memory.fit import FitResult, MemoryFitter, Pricing, joint_networks
 from meshdsl.planner.objective import CostedPlan, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.problem.build import make_problem, repin, split_stacks
+from meshdsl.planner.problem.low_bits import exact_trees
 from meshdsl.planner.problem.model import Assignment, Model, is_refinement
 from meshdsl.planner.search.postpone import postpone_all_reductions, postpone_reductions
 from meshdsl.planner.search.search import (
@@ -383,7 +384,7 @@ def solution_of(model: Model, pins: Pins, plan: CostedPlan, peak: Peak) -> Solut
     own, uses = layouts_of(model, plan.rows)
     trees = trees_of(model, plan)
     stacks = [stack for stack in split_stacks(problem.program, pins, problem.mesh) if stack.stays_split(trees)]
-    return Solution(
+    found = Solution(
         mesh=problem.mesh,
         rows=rows_by_op(model, plan.rows),
         layouts=own,
@@ -396,3 +397,4 @@ def solution_of(model: Model, pins: Pins, plan: CostedPlan, peak: Peak) -> Solut
         held=peak.bytes_by_value(),
         notes=tuple(dict.fromkeys(map(str, stacks))),
     )
+    return exact_trees(problem.program, pins, found) if problem.formats else found

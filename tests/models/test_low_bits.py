@@ -27,6 +27,12 @@ def test_rounding_loses_little(to, lost):
     assert jax.grad(lambda x: jnp.sum(sent(x, "data=B", to) * NORMAL))(NORMAL).tolist() == NORMAL.tolist()
 
 
+@pytest.mark.parametrize("to", FORMATS)
+def test_not_a_number_stays_none_in_large_arrays(to):
+    x = jnp.zeros((1024, 128)).at[0, 5].set(jnp.nan)
+    assert np.isnan(jax.jit(lambda x: sent(x, "data=B", to))(x)[0, 5])
+
+
 def test_the_coarsest_format_within_a_budget():
     assert [coarsest({"w": NORMAL, "step": 3}, error) for error in (0.1, 0.01, 0.002)] == ["int8", "int8", "bfloat16"]
     assert coarsest({"w": NORMAL**9}, 0.1, block=300) == "float8_e4m3fn"  # it keeps small numbers beside large ones

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from meshdsl.ir.graph import sent_itemsize
 from meshdsl.layouts.collective_cost import BUCKETED, COLLECTIVES, step_price
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.low_bits import LowStep, low_step
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, Placement, Split
 from meshdsl.layouts.reshard import LayoutGraph, into_split, layout_graph
@@ -56,6 +57,8 @@ class ReshardGraph:
       is_collective: [steps], whether it communicates.
       in_bucket: [steps], whether it may be sent in a bucket.
       inner: [steps], how often it copies the larger one of its two blocks, which is one of an inner dim, in any case.
+      others: [steps], the number of blocks into which axes other than those of the step cut the tensor.
+      low: [steps], the position of the step in fewer bits among ``low_steps``; -1 if it is sent in full.
     """
 
     source: Ids
@@ -67,6 +70,8 @@ class ReshardGraph:
     is_collective: _Mask
     in_bucket: _Mask
     inner: Costs
+    others: Costs
+    low: Ids
 
 
 class EdgeArrays:
@@ -76,6 +81,7 @@ class EdgeArrays:
       codes: [layouts, mesh axes], the placement code.
       ranks: [layouts, mesh axes], the position among the axes that split the same dim; 0 is the major one.
       shards: [layouts, dims], the number of blocks.
+      low_steps: the distinct steps in fewer bits; complete once ``edges`` is.
     """
 
     def __init__(self, within: LayoutGraph) -> None:
@@ -83,6 +89,7 @@ class EdgeArrays:
         self.codes = np.array([_codes(layout, within) for layout in within.layouts], dtype=np.intp)
         self.ranks = np.array([_ranks(layout, within) for layout in within.layouts], dtype=np.intp)
         self.shards = np.array(within.shards, dtype=np.intp).reshape(len(within.layouts), within.rank)
+        self.low_steps: list[LowStep] = []
         self._keys = self._key(self.codes, self.ranks)
         self._by_key = np.argsort(self._keys)
 
@@ -115,6 +122,8 @@ class EdgeArrays:
             np.zeros(0),
             *[np.zeros(0, np.bool_)] * 3,
             np.zeros(0),
+            np.zeros(0),
+            np.zeros(0, np.intp),
         )
         parallel = [axis for axis, size in enumerate(self.mesh.sizes) if size > 1]
         for axes in chain.from_iterable(combinations(parallel, size) for size in range(1, len(parallel) + 1)):
@@ -168,19 +177,24 @@ class EdgeArrays:
         to = self._by_key[at]
         known = self._keys[to] == keys
         here, to = here[known], to[known]
-        lines = step_price(kind, tuple(self.mesh.names[axis] for axis in axes), source, target, self.mesh).lines
+        step = kind, tuple(self.mesh.names[axis] for axis in axes), source, target, self.mesh
+        lines, low = step_price(*step).lines, low_step(*step)
         fixed, per_byte = np.array([lines[0], lines[-1]]).T
         others = [axis for axis in range(len(self.mesh.sizes)) if axis not in axes]
-        sizes = np.where(self.codes[here][:, others] < self.rank, np.array(self.mesh.sizes)[others], 1)
+        sizes = np.where(self.codes[here][:, others] < self.rank, np.array(self.mesh.sizes)[others], 1).prod(axis=1)
         is_collective, count = kind in COLLECTIVES, np.ones(len(here))
         price = (
             count[:, None] * fixed,
-            per_byte / sizes.prod(axis=1)[:, None],
+            per_byte / sizes[:, None],
             (COLLECTIVE_TIE if is_collective else MOVE_TIE) * count,
         )
         facts = kind in ("pad", "keep-first"), is_collective, kind in BUCKETED
         inner = float(sum(isinstance(end, Split) and end.dim != 0 for end in (source, target)))
-        return here, to, *price, *(np.full(len(here), fact) for fact in (*facts, inner))
+        if low:
+            self.low_steps.append(low)
+        position = len(self.low_steps) - 1 if low else -1
+        every = [np.full(len(here), fact) for fact in (*facts, inner)]
+        return here, to, *price, *every, sizes, np.full(len(here), position)
 
 
 def _kind(source: Placement, target: Placement) -> str:
@@ -271,6 +285,7 @@ class ReshardCosts:
       relief: compute that hides collectives, or others with which they share a latency; None for neither.
       manual: axes on which the tensor is ``B`` in every layout, those on the way included: devices hold different
         blocks there, and to cut and gather them again would mix these.
+      formats: of fewer bits, in which it may be sent.
 
     Attributes:
       codes: [layouts, mesh axes], placement codes.
@@ -288,8 +303,11 @@ class ReshardCosts:
         always_split: tuple[str, ...] = (),
         relief: OverlapWindow | SharedLatency | None = None,
         manual: tuple[str, ...] = (),
+        formats: tuple[str, ...] = (),
     ) -> None:
-        self.scale, self._communicates, self._relief, self.manual = scale, communicates, relief, manual
+        self.scale, self._communicates, self._relief = scale, communicates, relief
+        self.manual, self.formats = manual, formats
+        self._elements, self._itemsize = prod(shape), itemsize
         self.bytes, self._sent = prod(shape) * itemsize, prod(shape) * sent_itemsize(itemsize)
         self.space, self.rank = layout_graph(mesh, len(shape), kinds), len(shape)
         self._arrays = edge_arrays(self.space)
@@ -338,10 +356,22 @@ class ReshardCosts:
         if isinstance(self._relief, SharedLatency):
             fixed = self._relief.fixed(steps, self._spared_copies(steps))
         seconds = (fixed + steps.per_byte * self._sent).min(axis=1)
+        if self.formats and self._elements:
+            seconds = np.minimum(seconds, self._low_seconds(steps))
         if isinstance(self._relief, OverlapWindow):
             seconds = np.where(steps.is_collective, self._relief.seconds(seconds), seconds)
         price = self.scale.pack(seconds, steps.tie)
         return steps.source[allowed], steps.target[allowed], price[allowed]
+
+    def _low_seconds(self, steps: ReshardGraph) -> Costs:
+        """Returns [steps], the seconds in fewer bits; infinite where a step is sent in full."""
+        seconds = np.full(steps.low.size, np.inf)
+        for position, low in enumerate(self._arrays.low_steps):
+            here = np.flatnonzero(steps.low == position)
+            n = self._elements / steps.others[here]
+            every = [each for name in self.formats for each in low.seconds(n, self._itemsize, name)]
+            seconds[here] = np.minimum.reduce(every)
+        return seconds
 
     def _spared_copies(self, steps: ReshardGraph) -> Costs:
         """Returns [steps], seconds of the copies of a bucket that a step by itself is spared."""

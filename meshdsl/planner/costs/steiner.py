@@ -141,7 +141,12 @@ def _nearest_target_first(costs: Costs, inner: Costs, own: int, targets: list[in
 
 @lru_cache(_TREES_REMEMBERED)
 def tree_steps(
-    within: LayoutGraph, shape: tuple[int, ...], itemsize: float, edges: Edges, manual: tuple[str, ...] = ()
+    within: LayoutGraph,
+    shape: tuple[int, ...],
+    itemsize: float,
+    edges: Edges,
+    manual: tuple[str, ...] = (),
+    formats: tuple[str, ...] = (),
 ) -> tuple[ReshardStep, ...]:
     """Returns the reshard steps of a tree, in an order that can be executed; each layout is made once.
 
@@ -149,13 +154,13 @@ def tree_steps(
       within: the space whose layouts the edges number.
       shape, itemsize: of the tensor, in elements and bytes.
       edges: from the root outwards.
-      manual: axes over which the tensor is manual (see ``ReshardCosts``).
+      manual, formats: of the tensor (see ``ReshardCosts``).
     """
     layouts = within.layouts
     made = {layouts[edges[0][0]]} if edges else set()
     found: list[ReshardStep] = []
     for source, target in edges:
-        path = reshard(layouts[source], layouts[target], shape, sent_itemsize(itemsize), within.mesh, manual)
+        path = reshard(layouts[source], layouts[target], shape, sent_itemsize(itemsize), within.mesh, manual, formats)
         known = max((i for i, step in enumerate(path, 1) if step.after in made), default=0)
         found += path[known:]
         made.update(step.after for step in path[known:])

@@ -188,6 +188,8 @@ class Liveness:
             held[workspace.at] += self.placed.workspace_bytes(workspace)
         for at, size in (*((at, size) for at, _, size in self.placed.sent_together), *self.placed.in_parts):
             held[at] += size
+        for copy, size in self.placed.rounded_parts:
+            held[first[copy]] += size
         return held
 
     @cached_property

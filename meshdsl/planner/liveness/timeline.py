@@ -220,6 +220,7 @@ class CopyTimeline:
       resharded: the steps that make these copies.
       buckets: steps that are sent as one, all in front of one operation.
       rings: products that run in parts.
+      rounded: per step in fewer bits, the position of the value, the layout that it leads to, and bytes of the parts.
     """
 
     timeline: Timeline
@@ -230,6 +231,7 @@ class CopyTimeline:
     resharded: ReshardedCopies
     buckets: Sequence[Bucket] = ()
     rings: Sequence[ProductRing] = ()
+    rounded: Sequence[tuple[int, int, int]] = ()
 
     @cached_property
     def copies(self) -> Copies:
@@ -254,9 +256,8 @@ class CopyTimeline:
         """Per bucket, the position where it is sent, the copies that are there from then on, and its workspace."""
         if not self.buckets:
             return ()
-        index, copies = self.timeline.index, self.copies
+        index, copies, number = self.timeline.index, self.copies, self._number
         position = {op.id: at for at, op in enumerate(index.ops) if op}
-        number = dict(zip(zip(copies.values.tolist(), copies.layouts.tolist(), strict=True), count(), strict=False))
         found = []
         for bucket in self.buckets:
             made = list[int]()
@@ -267,6 +268,17 @@ class CopyTimeline:
                     copy = int(copies.sources[copy])
             found.append((position[bucket.before], index_array(made), bucket.workspace))
         return tuple(found)
+
+    @cached_property
+    def _number(self) -> dict[tuple[int, int], int]:
+        """The number of a copy by value and layout."""
+        values, layouts = self.copies.values.tolist(), self.copies.layouts.tolist()
+        return dict(zip(zip(values, layouts, strict=True), count(), strict=False))
+
+    @cached_property
+    def rounded_parts(self) -> tuple[tuple[int, int], ...]:
+        """Per step in fewer bits, the copy that it makes and the bytes of the parts that it is made from."""
+        return tuple((self._number[value, layout], size) for value, layout, size in self.rounded)
 
     @cached_property
     def in_parts(self) -> tuple[tuple[int, int], ...]:
@@ -331,4 +343,6 @@ def copy_timeline(
     produced, used = numbers(own[v.id] for v in values), numbers(map(uses.__getitem__, timeline.index.uses))
     ends = numbers(step.before for _, step in steps), numbers(step.after for _, step in steps)
     resharded = ReshardedCopies(index_array(i for i, _ in steps), *ends)
-    return CopyTimeline(timeline, mesh, tuple(layouts), produced, used, resharded, buckets, rings)
+    sizes = mesh.sizes_by_name
+    rounded = [(i, layouts[step.after], step.rounded_bytes(sizes)) for i, step in steps if step.format]
+    return CopyTimeline(timeline, mesh, tuple(layouts), produced, used, resharded, buckets, rings, rounded)

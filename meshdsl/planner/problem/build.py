@@ -34,6 +34,7 @@ from meshdsl.layouts.placement import REDUCTIONS, Partial, Split
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.fixed_point import weight_of
+from meshdsl.planner.problem.low_bits import low_bit_formats
 from meshdsl.planner.problem.ports import Wiring
 from meshdsl.planner.problem.transfers import boundary_transfers, residual_nodes, transfer_work
 from meshdsl.planner.problem.variables import (
@@ -64,6 +65,7 @@ class Problem:
       unsent: mask of the values that are never communicated: constants, which every device computes for itself.
       always_split: by value id, mesh axes that split the value in every layout, along any dim.
       manual: by value id, mesh axes over which it is manual: replicated in every layout, as the planner sees it.
+      formats: by value id, formats of fewer bits in which it may be sent.
     """
 
     program: TracedProgram
@@ -75,6 +77,7 @@ class Problem:
     unsent: Flags
     always_split: dict[int, tuple[str, ...]] = field(default_factory=dict)
     manual: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    formats: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def index(self) -> GraphIndex:
@@ -288,7 +291,8 @@ def make_problem(program: TracedProgram, mesh: Mesh, pins: Pins) -> Problem:
     nodes = [*_boundary_nodes(program, pins), *_graph_nodes(program.graph, classes, mesh, hosted)]
     nodes += residual_nodes(program.graph)
     manual = manual_values(program.graph)
-    problem = Problem(program, mesh, pins, nodes, classes, Wiring(nodes, index), _constants(index), manual=manual)
+    formats, wiring = low_bit_formats(program, pins), Wiring(nodes, index)
+    problem = Problem(program, mesh, pins, nodes, classes, wiring, _constants(index), manual=manual, formats=formats)
     for node in nodes if manual else ():
         if node.op is not None:
             continue

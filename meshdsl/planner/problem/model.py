@@ -194,12 +194,17 @@ class ReshardCostTable:
         index, wiring = self._problem.index, self._problem.wiring
         values = np.flatnonzero(wiring.producer >= 0)
         ids = wiring.value_ids[wiring.producer[values]]
-        split, relieved, manual = (np.zeros(wiring.producer.size, dtype=np.intp) for _ in range(3))
-        restricted = ((split, self._problem.always_split), (relieved, relief), (manual, self._problem.manual))
+        split, relieved, manual, rounded = (np.zeros(wiring.producer.size, dtype=np.intp) for _ in range(4))
+        restricted = (
+            (split, self._problem.always_split),
+            (relieved, relief),
+            (manual, self._problem.manual),
+            (rounded, self._problem.formats),
+        )
         for column, by_value in restricted:
             column[index.numbers_of(by_value)] = 1 + intern_ids(by_value.values())
         unsent = self._problem.unsent.astype(np.intp)
-        columns = index.shape, index.dtype, self._partial, unsent, split, relieved, manual
+        columns = index.shape, index.dtype, self._partial, unsent, split, relieved, manual, rounded
         key = row_ids([column[values] for column in columns])
         _, once, equal = np.unique(key, return_index=True, return_inverse=True)
         found = [self._costs_of(number, known, relief) for number in values[once].tolist()]
@@ -212,7 +217,7 @@ class ReshardCostTable:
         problem, value = self._problem, self._problem.index.values[number]
         ways = tuple(way for i, way in enumerate(REDUCTIONS) if self._partial[number] >> i & 1)
         communicates, split = not problem.unsent[number], problem.always_split.get(value.id, ())
-        alone = relief.get(value.id), problem.manual.get(value.id, ())
+        alone = relief.get(value.id), problem.manual.get(value.id, ()), problem.formats.get(value.id, ())
         full = (value.shape, value.itemsize, ways, self._scale, communicates, split, *alone)
         if full not in known:
             known[full] = ReshardCosts(problem.mesh, *full)

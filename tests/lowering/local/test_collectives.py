@@ -1,11 +1,15 @@
 """Every move, on every kind of value, against blocks cut by numpy."""
 
+from dataclasses import replace
+from math import prod
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
+from meshdsl.layouts.low_bits import FORMATS
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.reshard import ReshardStep, layout_graph, reshard_steps
@@ -94,6 +98,23 @@ def test_move_keeps_the_value(case, dtype):
     *fields, mesh = case
     array = np.random.default_rng(1).permutation(np.arange(-64, 64)).reshape(8, 16).astype(dtype)
     check_move(move_of(*fields, mesh), array, mesh)
+
+
+SENT = ("all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+ROUNDED = [case for case in CASES if case[0] in SENT and "max" not in case[4] and "min" not in case[4]]
+
+
+@pytest.mark.parametrize("case", ROUNDED, ids=name_of)
+@swept("name", FORMATS, kept=("int8",))
+def test_move_in_fewer_bits_loses_no_more_than_its_format(case, name):
+    *fields, mesh = case
+    kind = "all-to-all" if case[0] == "reduce-scatter" else case[0]
+    move = replace(move_of(*fields, mesh), kind=kind, format=name)
+    array = np.random.default_rng(1).normal(0, 20, (40, 48)).astype(np.float32)
+    blocks = split_numpy(array, move.before, mesh, np.random.default_rng(0))
+    made = assemble(np.asarray(run_move(move, jnp.asarray(blocks), mesh)), move.after, array.shape, mesh)
+    parts = prod(mesh.axis(axis) for axis in move.axes) if move.source is P else 1
+    assert 0 < np.sqrt(np.mean((made - array) ** 2) / np.mean(array**2)) < 2 * parts**0.5 * FORMATS[name].error
 
 
 BOOLS = [case for case in CASES if "P" not in (case[4] + case[5]).replace("P(", "p(")]

@@ -1,10 +1,14 @@
 """Moves made in bulk against moves made layout by layout."""
 
+from math import prod
+
 import pytest
 
 import meshdsl as md
+from meshdsl.layouts.low_bits import Rounding
 from meshdsl.layouts.reshard import LayoutGraph, makes_partial
-from meshdsl.planner.costs.reshard_cost import edge_arrays
+from meshdsl.planner.costs.fixed_point import FixedPoint
+from meshdsl.planner.costs.reshard_cost import ReshardCosts, edge_arrays
 
 MESHES = [
     md.Mesh(x=4),
@@ -43,6 +47,37 @@ def test_moves_in_bulk_are_the_moves_of_every_layout(mesh, rank, reductions):
     for ours, theirs in zip(bulk, single, strict=True):
         assert ours[:2] == theirs[:2] and ours[4] == theirs[4]
         assert ours[2:4] == pytest.approx(theirs[2:4], rel=1e-12)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(("shape", "itemsize"), [((), 4), ((48,), 4), ((48, 336), 2), ((1440, 1920), 4)], ids=str)
+def test_prices_in_fewer_bits_are_those_of_every_step(mesh, shape, itemsize):
+    formats = ("bfloat16", "int8")[2 - itemsize // 2 :]
+    low = ReshardCosts(mesh, shape, itemsize, ("sum", "max"), FixedPoint.of(1e-7), formats=formats)
+    rounding, within = Rounding(prod(shape), itemsize, formats), low.space
+    found = {
+        (a, b): low.scale.seconds(price)
+        for partial in (False, True)
+        for a, b, price in zip(*low.edges(partial), strict=True)
+    }
+    steps = [
+        (i, to, edge.of(prod(shape) * itemsize, rounding))
+        for i in low.feasible.tolist()
+        for edge, to in within.edges(i)
+        if within.fits(to, shape)
+    ]
+    for i, to, step in steps:
+        assert found[i, to] == pytest.approx(step.seconds, rel=1e-6, abs=1e-12)
+    kinds = {(step.kind, step.format) for *_, step in steps if step.format}
+    assert len(kinds) >= (2 if prod(shape) > 1e6 else 0) and ("all-reduce", "int8") not in kinds
+    for i, to, step in steps:
+        if step.format:
+            plain = step.in_full
+            assert plain.bytes < prod(shape) * itemsize
+            (edge,) = (
+                e for e, end in within.edges(i) if end == to and e.kind == plain.kind and e.source is step.source
+            )
+            assert step.seconds < edge.price.seconds(prod(shape) * itemsize)
 
 
 @pytest.mark.parametrize("mesh", MESHES[:4], ids=str)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -42,6 +43,25 @@ def test_the_plan_is_the_cheapest_and_the_bound_below_it(name, mesh):
     exact = model.scale.seconds(best)
     assert bound <= exact * (1 + 1e-9)
     assert model.scale.seconds(found.cost) == pytest.approx(exact, rel=1e-9)
+
+
+LINKS = (Link(latency=1e-9, bandwidth=1e6),)
+SLOW = md.Mesh(x=4, topology=Topology("slow", 1e12, 1e12, 1e12, 1e10, 0.0, LINKS))
+
+
+@pytest.mark.parametrize("name", ["shared", "looped"])
+def test_the_plan_in_fewer_bits_is_the_cheapest(name):
+    step, args, pins = STEPS[name]
+    program = replace(trace(step, args), low_bits=md.LowBits(0.01))
+    outputs = tuple(Layout() for _ in program.outputs)
+    every = Pins(tuple(map(Layout.parse, pins)), outputs, (None,) * len(outputs))
+    model = Model(make_problem(program, SLOW, every))
+    best, (found, bound) = exhaustive(model), searched(model)
+    assert best is not None, "small enough to be checked"
+    assert bound <= best * (1 + 1e-9) and found.cost == pytest.approx(best, rel=1e-9)
+    full = searched(Model(make_problem(replace(program, low_bits=None), SLOW, every)))[0]
+    assert model.scale.seconds(found.cost) < model.scale.seconds(full.cost)
+    assert any(step.format for tree in trees_of(model, found).values() for step in tree)
 
 
 @pytest.mark.parametrize("name", STEPS)

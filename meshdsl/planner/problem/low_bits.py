@@ -1,0 +1,193 @@
+"""Which values collectives may round (``low_bits=``): all floats but those that a step or a loop goes on from.
+
+What is rounded each time that it is sent must not be what is sent again next time: the errors would add up, and an
+update smaller than the rounding error would be lost. So in full are
+
+    results    of the step, of a loop's carry and of a cond's branches, and what is only cast or reshaped to them
+    state      everything on the way from an input to the result that replaces it, and likewise of a carry, where that
+               is elementwise or moves data, through loops as well
+
+    w (may be rounded) -> gathered for the forward pass -> ... -> gradient (may be rounded) -> w - lr * gradient (full)
+
+The master copy of a weight is therefore exact, while the copies that the step computes with may be rounded, as in
+ZeRO++ (Wang et al. 2023). An update that reads such a copy of the weight would still round it: ``exact_trees`` sends
+that copy in full. The planner does not know of it, but a plan is hardly ever cheaper with an update that runs whole on
+every device.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import jax.numpy as jnp
+
+from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value, walk
+from meshdsl.ir.loops import PortRole, loop_ports
+from meshdsl.ir.solution import Pins, Solution
+from meshdsl.layouts.reshard import ReshardStep, reshard_edges
+from meshdsl.rules.dim_groups import DATA_MOVEMENT, ELEMENTWISE
+from meshdsl.rules.registry import RULES
+
+_PASSING = ELEMENTWISE | DATA_MOVEMENT | {"constrain", "to_host", "to_device"}
+_VIEWS = frozenset("reshape transpose squeeze broadcast_in_dim constrain to_host to_device".split())
+_Pairs = Sequence[tuple[int, int]]  # an input and a result that replaces it
+_Use = tuple[Op, int, int]  # an operation, and the positions of an operand and of a result
+Trees = dict[int, tuple[ReshardStep, ...]]
+
+
+def low_bit_formats(program: TracedProgram, pins: Pins) -> dict[int, tuple[str, ...]]:
+    """Returns, by value id, the formats of fewer bits in which a value may be sent; values without are left out."""
+    low_bits = program.low_bits
+    if low_bits is None:
+        return {}
+    whole: set[int] = set()
+    found: dict[int, tuple[str, ...]] = {}
+    graphs = list(_replacements(program, pins))
+    for graph, results, pairs in graphs:
+        whole |= _behind(results, graph.ops)
+        for source, uses in _states(graph, pairs):
+            whole |= {op.outputs[j].id for op, _, j in uses}
+            whole |= {source for op, i, _ in uses if op.bodies and op.inputs[i].id == source}
+    for graph, _, _ in graphs:
+        for value in (*graph.inputs, *(v for op in graph.ops for v in op.outputs)):
+            is_float = jnp.issubdtype(value.dtype, jnp.floating)
+            formats = low_bits.allowed(jnp.dtype(value.dtype).name) if is_float and value.id not in whole else ()
+            if formats:
+                found[value.id] = formats
+    return found
+
+
+def exact_trees(program: TracedProgram, pins: Pins, solution: Solution) -> Solution:
+    """Returns the solution with the copies from which state is computed sent in full, at their price."""
+    trees, seconds = dict(solution.trees), solution.seconds
+    for graph, _, pairs in _replacements(program, pins):
+        for _, uses in _states(graph, pairs):
+            for op, i, _ in uses:
+                x = op.inputs[i]
+                if isinstance(x, Value) and x.id in trees:
+                    seconds += _send_in_full(trees, x, solution, (op.id, i)) * graph.trips
+    return solution if trees == solution.trees else replace(solution, trees=trees, seconds=seconds)
+
+
+def _send_in_full(trees: Trees, value: Value, solution: Solution, use: tuple[int, int]) -> float:
+    """Changes the steps on the way to a use; returns the seconds that this costs."""
+    layout, more = solution.uses[use], 0.0
+    by_end = {step.after: step for step in trees[value.id]}
+    while layout in by_end:
+        step = by_end[layout]
+        if step.format:
+            edges = reshard_edges(step.before, len(value.shape), solution.mesh)
+            plain = min((edge.of(value.bytes) for edge in edges if edge.after == layout), key=lambda x: x.seconds)
+            trees[value.id] = tuple(plain if each is step else each for each in trees[value.id])
+            more += plain.seconds - step.seconds
+        layout = step.before
+    return more
+
+
+# ---- State -----------------------------------------------------------------------------------------------------------
+
+
+def _replacements(program: TracedProgram, pins: Pins) -> Iterator[tuple[Graph, list[Atom], _Pairs]]:
+    """Yields every graph, with the results that are sent in full, and with the inputs that results replace.
+
+    What a scan stacks may be sent in few bits. A result that replaces no known input may replace any of its type.
+    """
+    yield program.graph, list(program.graph.returned), _pairs(program.graph, dict(enumerate(pins.follows)))
+    for _, op in walk(program.graph):
+        for which, body in enumerate(op.bodies):
+            results, known = [], dict[int, int | None]()
+            for port in loop_ports(op):
+                for inside, j in port.outputs:
+                    if inside == which and port.role is not PortRole.STACK:
+                        results.append(body.returned[j])
+                        known[j] = next((i for other, i in port.inputs if other == which), None)
+            yield body, results, _pairs(body, known)
+
+
+def _pairs(graph: Graph, known: Mapping[int, int | None]) -> _Pairs:
+    """Returns (input, result) for every result; for one of which no input is known, all inputs of its type."""
+    found = []
+    for j, result in enumerate(graph.returned):
+        if isinstance(result, Value):
+            alike = (i for i, v in enumerate(graph.inputs) if (v.shape, v.dtype) == (result.shape, result.dtype))
+            at = known.get(j)
+            found += [(i, j) for i in (alike if at is None else (at,))]
+    return found
+
+
+def _behind(results: Sequence[Atom], ops: Sequence[Op]) -> set[int]:
+    """Returns the ids of results, and of values that are only cast, reshaped or passed on to them."""
+    found = {x.id for x in results if isinstance(x, Value)}
+    for op in reversed(ops):
+        is_view = op.name in _VIEWS or (op.name in ELEMENTWISE and len(op.inputs) == 1)
+        if is_view and not found.isdisjoint(v.id for v in op.outputs):
+            found.update(x.id for x in op.inputs if isinstance(x, Value))
+    return found
+
+
+def _passes(op: Op) -> list[tuple[int, int]]:
+    """Returns operands and results of an operation between which state may pass."""
+    every = [(i, j) for i in range(len(op.inputs)) for j in range(len(op.outputs))]
+    if op.name in _PASSING:
+        return every
+    if op.bodies:
+        return _through_loop(op)
+    if op.name in RULES and op.name != "ruled":
+        return []
+    types = [[(x.shape, x.dtype) for x in ends] for ends in (op.inputs, op.outputs)]
+    return [(i, j) for i, j in every if types[0][i] == types[1][j]]
+
+
+def _through_loop(op: Op) -> list[tuple[int, int]]:
+    """Returns operands and results of a loop or cond between which state passes, in its bodies and round by round."""
+    ports = list(loop_ports(op))
+    into = defaultdict[int, set[int]](set)  # by port, those whose results are made of it in one round
+    for which, body in enumerate(op.bodies):
+        readers = _readers(body)
+        for a, port in enumerate(ports):
+            starts = [body.inputs[i].id for inside, i in port.inputs if inside == which]
+            found = {v for start in starts for v in _reached(start, readers.__getitem__)}
+            ends = [
+                (b, body.returned[j].id)
+                for b, other in enumerate(ports)
+                for inside, j in other.outputs
+                if inside == which
+            ]
+            into[a].update(b for b, end in ends if end in found)
+    ways = (
+        (port.operand, ports[b].result) for a, port in enumerate(ports) for b in sorted(_reached(a, into.__getitem__))
+    )
+    return [(i, j) for i, j in ways if i >= 0 and j >= 0]
+
+
+def _readers(graph: Graph) -> dict[int, list[int]]:
+    """Returns, by value id, the ids of the results to which state passes from it."""
+    readers = defaultdict[int, list[int]](list)
+    for op in graph.ops:
+        for i, j in _passes(op):
+            readers[op.inputs[i].id].append(op.outputs[j].id)
+    return readers
+
+
+def _states(graph: Graph, pairs: _Pairs) -> Iterator[tuple[int, list[_Use]]]:
+    """Yields, per input that a result replaces, its id, and where the result is made of it."""
+    makers, readers = defaultdict[int, list[_Use]](list), _readers(graph)
+    for op in graph.ops:
+        for i, j in _passes(op):
+            makers[op.outputs[j].id].append((op, i, j))
+    for at, j in pairs:
+        source, result = graph.inputs[at].id, graph.returned[j].id
+        ahead = _reached(source, readers.__getitem__)
+        back = _reached(result, lambda v: [op.inputs[i].id for op, i, _ in makers[v]])
+        uses = [use for v in sorted(ahead & back) for use in makers[v] if use[0].inputs[use[1]].id in ahead]
+        if uses:
+            yield source, uses
+
+
+def _reached(start: int, neighbours: Callable[[int], Iterable[int]]) -> set[int]:
+    found, due = {start}, [start]
+    while due:
+        new = set(neighbours(due.pop())) - found
+        found |= new
+        due += new
+    return found

@@ -1,0 +1,58 @@
+"""Formats of fewer bits: what they lose, and which a budget allows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.errors import ArgumentError
+from meshdsl.layouts.low_bits import BLOCK, FORMATS, LowBits
+from meshdsl.lowering.local.collectives import restored, rounded
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_stated_error_is_that_of_normal_numbers(name):
+    x = jax.random.normal(jax.random.key(0), (4, 100_003))
+    lost = restored(rounded(x, name), x.shape[1], name) - x
+    error = float(jnp.sqrt(jnp.mean(lost**2) / jnp.mean(x**2)))
+    assert 0.95 * FORMATS[name].error < error <= FORMATS[name].error
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("count", [1, BLOCK, BLOCK + 1, 16 * BLOCK + 5, 100_000])
+def test_nothing_infinite_becomes_finite(name, count):
+    x = np.zeros((3, count), np.float32)
+    x[0, count // 2], x[1, count // 2] = np.nan, -np.inf
+    made = np.asarray(jax.jit(lambda x: restored(rounded(x, name), count, name))(x))
+    assert rounded(x, name).shape == (3, FORMATS[name].sent(count)) and not made[2].any()
+    assert np.isnan(made[0, count // 2]) and not np.isfinite(made[1, count // 2])
+
+
+def test_formats_within_a_budget():
+    assert LowBits.of(0.002).allowed("float32") == ("bfloat16",) and not LowBits.of(0.002).allowed("bfloat16")
+    assert LowBits.of("0.01").allowed("float32") == ("bfloat16", "int8")
+    assert LowBits.of(1).allowed("float16") == ("int8", "float8_e4m3fn") and not LowBits.of(1).allowed("float64")
+    assert str(LowBits.of(0.03)) == "0.03" and str(LowBits.of("0.03:int8,bfloat16")) == "0.03:int8,bfloat16"
+    assert LowBits.of("0.03:float8_e4m3fn") == md.LowBits(0.03, "float8_e4m3fn")
+
+
+NONE = "0.001: no format rounds so little: of normal numbers, bfloat16 0.17%, int8 0.65%, float8_e4m3fn 2.60% of"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (0.001, f"low_bits={NONE}"),
+        ("0.01:float8_e4m3fn", "no format rounds so little: of normal numbers, float8_e4m3fn 2.60% of"),
+        (0, "low_bits: 0 is an int, not an error budget above 0 such as 0.01"),
+        (True, "low_bits: True is a bool, not"),
+        (float("nan"), "low_bits: nan is a float, not"),
+        ("much", "low_bits: 'much' is not an error budget such as '0.01'"),
+        ("0.1:int9", "low_bits: no format 'int9'; did you mean 'int8'?"),
+    ],
+)
+def test_other_budgets_are_refused_before_anything_is_traced(given, text):
+    with pytest.raises(ArgumentError) as found:
+        md.parallelize(lambda x: x, "data=8", low_bits=given)
+    assert text in str(found.value)
