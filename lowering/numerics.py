@@ -39,6 +39,7 @@ from meshdsl.util.text import percent_text
 
 
 FLOOR = 1e-3  # of the largest value in the tree: smaller leaves are compared with this
+BUDGET_FLOOR = 1e-6  # the same of budgets: a gradient is smaller than its weight, and its error counts
 MARGIN = 4.0  # multiple of the change under perturbation that is allowed
 NUDGES = 3  # runs with perturbed arguments
 TOLERANCES = {8: 1e-1, 16: 2e-2, 32: 2e-4, 64: 1e-9}  # by bits of a float
@@ -171,7 +172,11 @@ def check_numbers(
         wrong = [str(leaf) for leaf in report.leaves if not leaf.ok]
         title = f"{len(wrong)} of {len(report.leaves)} outputs differ from the unsharded step"
         more = [f"... and {len(wrong) - 20} more"] if len(wrong) > 20 else []
-        more += ["collectives round what they send: state a smaller low_bits=, or none"] if budget else []
+        more += (
+            ["collectives round what they send, and errors of several add up: state a smaller low_bits=, or none"]
+            if budget
+            else []
+        )
         raise CheckError(faults(title, wrong[:20], "\n".join(more)))
     return report
 
@@ -204,7 +209,8 @@ def _compare_all(
     """Every leaf's error, worst first."""
     pairs = [(path, _plain(a), _plain(b)) for path, a, b in zip(paths, expected, got, strict=True)]
     largest = max((_largest(a) for _, a, _ in pairs), default=0.0) or 1.0
-    leaves = [_compare(path, a, b, FLOOR * largest, allowed, budget) for path, a, b in pairs]
+    floor = (BUDGET_FLOOR if budget else FLOOR) * largest
+    leaves = [_compare(path, a, b, floor, allowed, budget) for path, a, b in pairs]
     return CheckReport(tuple(sorted(leaves, key=lambda leaf: (leaf.ok, -leaf.error))))
 
 

@@ -150,7 +150,8 @@ def test_more_than_the_budget_is_an_error():
 
     sharded = md.parallelize(step, MESHES[0], {"b": "data=S(0)", "w": "data=B"}, low_bits=0.01)
     with pytest.raises(
-        CheckError, match=r"root mean square error \d+\.\d\d%, budget 1.00% .*\ncollectives round what they send: "
+        CheckError,
+        match=r"root mean square error \d+\.\d\d%, budget 1.00% .*\ncollectives round what they send, and ",
     ):
         sharded.check(filled(64, 32), filled(128, 64))
 
