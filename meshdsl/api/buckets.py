@@ -7,8 +7,9 @@ pays a part of its latency: none, as if it were one of very many, then more. Of 
 fastest is taken.
 
 The first of these searches gives a bound: no bucket costs less than its bytes, so a plan with buckets takes at least as
-long as the cheapest one without those latencies, and one latency. A plan without buckets is bounded as always, and the
-lower bound of both holds for every plan.
+long as the cheapest one without those latencies, and one latency. A search in which the latencies count that no bucket
+can share (``meshdsl.planner.exclusive``) mostly gives a better one. A plan without buckets is bounded as always, and
+the lower bound of both holds for every plan.
 """
 
 from collections.abc import Callable
@@ -45,24 +46,30 @@ def plan_with_buckets(found: SearchResult) -> BucketedPlan:
     if found.loosest and not found.is_small:  # another plan under finer pins, whose bound is known
         best = found.bucketed_solution()
         return BucketedPlan(best, found, partial(min, found.loosest.seconds, best.seconds))
-    cheapest, *others = (_search(found, part) for part in found.model.limits.buckets_latencies)
+    parts = found.model.limits.buckets_latencies
+    cheapest, *others = (_fitting(partial(found.with_shared_latency, part)) for part in parts)
     rows = {each.fit.plan.rows.tobytes(): each.fit.plan.rows for each in (found, cheapest, *others) if each}
     plans = [found, *map(found.at_rows, list(rows.values())[1:])]  # several searches often find one plan
     best = min((plan.bucketed_solution() for plan in plans), key=lambda each: each.seconds)
     return BucketedPlan(best, found, partial(_bound, found, cheapest, best.seconds))
 
 
-def _search(found: SearchResult, part: float) -> SearchResult | None:
-    """Returns the search in which collectives pay a part of their latency; None if no plan fits the memory."""
+def _fitting(search: Callable[[], SearchResult | None]) -> SearchResult | None:
+    """Returns what a search finds; None if no plan fits the memory."""
     try:
-        return found.with_shared_latency(part)
+        return search()
     except MemoryLimitError:
         return None
 
 
 def _bound(found: SearchResult, cheapest: SearchResult | None, seconds: float) -> float:
-    """Returns seconds that no plan undercuts, with buckets or without."""
+    """Returns seconds that no plan undercuts, with buckets or without, if there is one that takes ``seconds``."""
     if cheapest is None:
         return 0.0
-    with_any = min(cheapest.certify() + least_latency(found.model.mesh), seconds)
+    with_any, exclusive = 0.0, _fitting(partial(found.at_exclusive_latencies, seconds))
+    if exclusive is None or found.is_small:
+        with_any = cheapest.certify() + least_latency(found.model.mesh)
+    if exclusive is not None:
+        with_any = max(with_any, exclusive.certify())
+    with_any = min(with_any, seconds)
     return min(with_any, found.certify(enough=with_any))

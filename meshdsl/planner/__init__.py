@@ -30,8 +30,9 @@ Everything is deterministic: work is counted in table entries, with all limits i
 only skips improvements. ``contest`` solves the instances of a published planning contest with the same ``mrf``.
 
 Entry point: ``solve(program, mesh, pins)``, whose result has the named follow-ups ``polish``, ``certify``, ``replan``,
-``with_overlap``, ``bucketed_solution`` and ``with_shared_latency``. Modules of this package: ``limits``, ``objective``
-(cost of an assignment), ``buckets``, ``solve``.
+``with_overlap``, ``bucketed_solution``, ``with_shared_latency`` and ``at_exclusive_latencies``. Modules here:
+``limits``, ``objective`` (cost of an assignment), ``buckets``, ``exclusive`` (latencies that no bucket shares) and
+``solve``.
 """
 
 from meshdsl.ir.solution import Pins, Solution

@@ -67,12 +67,14 @@ def find_buckets(graph: Graph, solution: Solution, least: int) -> list[Bucket]:
       solution: without buckets.
       least: number of steps from which a bucket is worth it.
     """
-    return [bucket for one in _graphs(graph) for bucket in _GraphBuckets(one, solution).find(least)]
+    return [bucket for one in every_graph(graph) for bucket in _GraphBuckets(one, solution).find(least)]
 
 
 def most_savings(graph: Graph, solution: Solution, least: int) -> float:
     """Returns seconds per step that buckets cannot save more than, wherever the collectives of a plan are sent."""
-    return sum(_GraphBuckets(one, solution).most_savings(least) for one in _graphs(graph)) if solution.trees else 0.0
+    return (
+        sum(_GraphBuckets(one, solution).most_savings(least) for one in every_graph(graph)) if solution.trees else 0.0
+    )
 
 
 def with_buckets(solution: Solution, graph: Graph, buckets: Sequence[Bucket]) -> Solution:
@@ -91,7 +93,7 @@ def bucket_faults(graph: Graph, solution: Solution) -> Iterator[str]:
     """Yields a text per bucket that does not consist of steps of the solution that can be sent together there."""
     if not solution.buckets:
         return
-    possible = [_GraphBuckets(one, solution) for one in _graphs(graph)]
+    possible = [_GraphBuckets(one, solution) for one in every_graph(graph)]
     for i, bucket in enumerate(solution.buckets):
         if any(set(bucket.steps) & set(other.steps) for other in solution.buckets[:i]):
             yield f"buckets[{i}]: a reshard step of it is in an earlier bucket, too"
@@ -99,9 +101,15 @@ def bucket_faults(graph: Graph, solution: Solution) -> Iterator[str]:
             yield f"buckets[{i}]: {bucket.kind} of {len(bucket.steps)} values, which cannot be sent as one there"
 
 
-def _graphs(graph: Graph) -> list[Graph]:
+def every_graph(graph: Graph) -> list[Graph]:
     """Returns a graph and all bodies in it."""
     return [graph, *(body for _, op in walk(graph) for body in op.bodies)]
+
+
+def is_sendable(value: Value) -> bool:
+    """Whether blocks of a value may be put together with those of others."""
+    is_plain = jax.dtypes.issubdtype(value.dtype, np.floating)  # bfloat16 is one, a key is none
+    return is_plain and 8 * value.itemsize >= _LEAST_BITS
 
 
 def least_latency(mesh: Mesh) -> float:
@@ -200,9 +208,8 @@ class _GraphBuckets:
         sizes = self.mesh.sizes_by_name
         for (v, after), step in self.steps.items():
             value = self.values[v]
-            is_plain = jax.dtypes.issubdtype(value.dtype, np.floating)  # bfloat16 is one, a key is none
             is_sent = step.kind in BUCKETED and step.bytes and not step.format and (v, after) in self.needed
-            if is_sent and self.level[v, after] == level and is_plain and 8 * value.itemsize >= _LEAST_BITS:
+            if is_sent and self.level[v, after] == level and is_sendable(value):
                 itemsize = sent_itemsize(value.itemsize)
                 before, block = (prod(x.local_shape(value.shape, sizes)) * itemsize for x in (step.before, after))
                 k = prod(sizes[axis] for axis in step.axes) if isinstance(step.source, Split) else 1

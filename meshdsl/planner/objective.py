@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -212,7 +213,9 @@ class Evaluator:
         """Returns an assignment with its cost and its trees, over the layouts that the model leaves."""
         ports, weights, total = self.model.ports, self.model.port_weights, float(self._unary_costs(rows).sum())
         edges: dict[int, Edges] = {}
-        for group in ports.resharded(ports.layouts(rows)):
+        layouts = ports.layouts(rows)
+        total += float(self._exclusive_latencies(layouts).sum())
+        for group in ports.resharded(layouts):
             cost, tree = self._tree(group)
             if tree:
                 total += cost * float(weights[group.producers].sum())
@@ -264,7 +267,31 @@ class Evaluator:
         for costs, pairs in needed.items():
             self._compute_paths(costs, pairs - self._path_costs[costs].keys())
         reshards = (sum(map(self._path_costs[costs].__getitem__, edges)) * weight for costs, edges, weight in groups)
-        return CostedPlan(plan.rows, float(self._unary_costs(plan.rows).sum()) + sum(reshards), plan.edges)
+        latencies = self._exclusive_latencies(self.model.ports.layouts(plan.rows)).sum()
+        total = float(self._unary_costs(plan.rows).sum()) + float(latencies) + sum(reshards)
+        return CostedPlan(plan.rows, total, plan.edges)
+
+    def _exclusive_latencies(self, layouts: Ids) -> Costs:
+        """Returns what the reshards to each of the model's ``exclusive`` ends add.
+
+        Args:
+          layouts: of the ports in a plan.
+        """
+        ports, producers, shares = self._exclusive_ports
+        found, spaces = np.zeros(ports.size), self.model.spaces[ports]
+        for same in group_by(spaces) if ports.size else ():
+            domain = self.model.domains[self.model.reshard_costs.distinct[spaces[same[0]]]]
+            own, used = (domain.place_of[layouts[each[same]]] for each in (producers, ports))
+            found[same] = domain.exclusive_latencies[own, used]
+        return found * shares
+
+    @cached_property
+    def _exclusive_ports(self) -> tuple[Ids, Ids, Costs]:
+        """The ports of the model's ``exclusive`` ends, those that define their values, and how often each pays."""
+        exclusive, wiring = self.model.exclusive, self.model.wiring
+        ports = index_array(map(wiring.port, exclusive))
+        producers = wiring.port_producer[ports]
+        return ports, producers, self.model.port_weights[producers] * np.array(list(exclusive.values()))
 
     def _unary_costs(self, rows: Assignment) -> Costs:
         """Returns the cost of each node, nodes with equal costs next to each other."""

@@ -18,12 +18,16 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Bucket, Pins, Solution
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.buckets import find_buckets, least_latency, most_savings, with_buckets
 from meshdsl.planner.costs.reshard_cost import OverlapWindow, SharedLatency
+from meshdsl.planner.encoding.networks import NetworkBuilder
+from meshdsl.planner.exclusive import ExclusiveUses
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.liveness.timeline import copy_timeline
@@ -250,19 +254,63 @@ class SearchResult:
     def with_shared_latency(self, part: float) -> "SearchResult":
         """Returns the search where collectives that may be sent in buckets pay only a part of their latency.
 
-        Its cost and bound are those at these prices: at a part of 0, no plan with buckets undercuts the
-        bound. ``at_rows`` gives its plan at true prices.
+        Its cost and bound are those at these prices. ``at_rows`` gives its plan at true prices.
 
         Raises:
           MemoryLimitError: if no plan within the limit is found.
         """
+        model = self._with_relieved_latencies(part)
+        return self._search_at(model, joint_networks(model))
+
+    def at_exclusive_latencies(self, best: float) -> "SearchResult | None":
+        """Returns the search where collectives pay the latencies that they share with no others (``exclusive``).
+
+        No plan undercuts its bound, with buckets or without. The result is None for a step that is searched axis by
+        axis or layer by layer.
+
+        Args:
+          best: seconds of the best plan known; the bound needs not be nearer to it than is worth the work.
+
+        Raises:
+          MemoryLimitError: if no plan within the limit is found.
+        """
+        model = self._with_relieved_latencies(0.0)
+        networks = joint_networks(model)
+        if networks is None or len(model.nodes) >= model.limits.encoding_layers_nodes:
+            return None
+        model = self._with_exclusive_latencies(model, networks, best)
+        return self._search_at(model, networks.priced(model))
+
+    def _with_relieved_latencies(self, part: float) -> Model:
         every = (v.id for v in self.model.problem.index.values)
-        model = self.model.with_relief(dict.fromkeys(every, SharedLatency(part)))
-        fitter = MemoryFitter(model, self.fitter.pins, joint_networks(model), is_replan=True)
+        return self.model.with_relief(dict.fromkeys(every, SharedLatency(part)))
+
+    def _search_at(self, model: Model, networks: NetworkBuilder | None) -> "SearchResult":
+        """Returns the search at the prices of a model."""
+        fitter = MemoryFitter(model, self.fitter.pins, networks, is_replan=True)
         known = None if self.is_small else self.fit.plan.rows
         found = search(model, lambda _: self.is_small, fitter.networks, known, fitter.evaluator)
         fit = fitter.fit(found.plan, self.limit, fitter.pricing(self.fit.pricing))
         return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
+
+    def _with_exclusive_latencies(self, model: Model, networks: NetworkBuilder, best: float) -> Model:
+        """Returns a view in which those latencies count that no bucket shares, chosen in rounds."""
+        limits, index, wiring = model.limits, model.problem.index, model.wiring
+        exclusive, enough = ExclusiveUses(model.problem.program.graph), (1 - limits.worth_gap) * model.scale.cost(best)
+        plan, most, idle = self.fit.plan, 0.0, 0
+        for _ in range(limits.buckets_rounds):
+            exclusive.add(layouts_of(model, plan.rows)[1], trees_of(model, plan))
+            ports = wiring.port_of_use[index.use_numbers(exclusive.shares)]
+            shares = np.fromiter(exclusive.shares.values(), float)[ports >= 0].tolist()
+            model = model.with_exclusive(dict(zip(wiring.ends_at(ports[ports >= 0]), shares, strict=True)))
+            if idle == limits.buckets_patience:
+                break
+            plan = search(model, lambda _: False, networks.priced(model), plan.rows).plan
+            if plan.cost >= enough:
+                break
+            idle = idle + 1 if plan.cost < (1 + limits.buckets_rise) * most else 0
+            most = max(most, plan.cost)
+        return model
 
     def at_rows(self, rows: Assignment) -> "SearchResult":
         """Returns this search with another plan, perhaps of a search at other prices, in place of its own."""

@@ -12,7 +12,7 @@ paths; ``LayoutDomain``, the layouts of a value that a search considers, with th
 a plan; ``LayoutDomains``, which makes domains and memoises them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain, combinations, count, permutations
@@ -328,12 +328,25 @@ class ReshardCosts:
           sources, targets: layouts.
           through: the layouts that paths may pass, sources and targets among them.
         """
+        return self._all_pairs(self.edges, sources, through, targets)
+
+    def exclusive_latencies(self, sources: Ids, through: Ids, targets: Ids) -> Costs:
+        """Returns [sources, targets], what paths cost at least beyond ``all_pairs`` if their steps share no latency.
+
+        Args:
+          sources, through, targets: as of ``all_pairs``.
+        """
+        return self._all_pairs(self._exclusive_edges, sources, through, targets)[1]
+
+    def _all_pairs(
+        self, edges: Callable[[bool], _Edges], sources: Ids, through: Ids, targets: Ids
+    ) -> tuple[Costs, Costs]:
         place = np.full(len(self.codes), -1)
         place[through] = np.arange(through.size)
         costs = np.full((through.size, sources.size), np.inf)
         costs[place[sources], np.arange(sources.size)] = 0.0
-        inner = _StepGraph.of(*self.edges(False), place).cheapest(costs)
-        whole = _StepGraph.of(*self.edges(True), place).cheapest(inner)
+        inner = _StepGraph.of(*edges(False), place).cheapest(costs)
+        whole = _StepGraph.of(*edges(True), place).cheapest(inner)
         return inner[place[targets]].T, whole[place[targets]].T
 
     def edges(self, partial: bool) -> _Edges:
@@ -344,6 +357,33 @@ class ReshardCosts:
 
     def _edges(self, partial: bool) -> _Edges:
         steps = self._arrays.edges
+        seconds = self._seconds(steps, self._fixed(steps))
+        if isinstance(self._relief, OverlapWindow):
+            seconds = np.where(steps.is_collective, self._relief.seconds(seconds), seconds)
+        return self._among(steps, self.scale.pack(seconds, steps.tie), partial)
+
+    def _exclusive_edges(self, partial: bool) -> _Edges:
+        """Returns the steps at what each costs beyond its price here: by itself, or as one of a bucket at least."""
+        steps = self._arrays.edges
+        beyond = self._seconds(steps, steps.fixed) - self._seconds(steps, self._fixed(steps))
+        latency = np.minimum(steps.fixed.min(axis=1), beyond)
+        return self._among(steps, self.scale.pack(np.where(steps.in_bucket, latency, 0.0)), partial)
+
+    def _fixed(self, steps: ReshardGraph) -> Costs:
+        """Returns [steps, algorithms], seconds whatever is sent, with a share of the latency where it may be shared."""
+        if isinstance(self._relief, SharedLatency):
+            return self._relief.fixed(steps, self._spared_copies(steps))
+        return steps.fixed
+
+    def _seconds(self, steps: ReshardGraph, fixed: Costs) -> Costs:
+        """Returns [steps], seconds of each by itself, in as few bits as allowed."""
+        seconds = (fixed + steps.per_byte * self._sent).min(axis=1)
+        if self.formats and self._elements:
+            seconds = np.minimum(seconds, self._low_seconds(steps))
+        return np.asarray(seconds)
+
+    def _among(self, steps: ReshardGraph, price: Costs, partial: bool) -> _Edges:
+        """Returns the steps between feasible layouts: those that make the tensor partial, or the others."""
         fit = np.zeros(len(self.codes), dtype=np.bool_)
         fit[self.feasible] = True
         allowed = (
@@ -352,15 +392,6 @@ class ReshardCosts:
             & fit[steps.target]
             & (self._communicates | ~steps.is_collective)
         )
-        fixed = steps.fixed
-        if isinstance(self._relief, SharedLatency):
-            fixed = self._relief.fixed(steps, self._spared_copies(steps))
-        seconds = (fixed + steps.per_byte * self._sent).min(axis=1)
-        if self.formats and self._elements:
-            seconds = np.minimum(seconds, self._low_seconds(steps))
-        if isinstance(self._relief, OverlapWindow):
-            seconds = np.where(steps.is_collective, self._relief.seconds(seconds), seconds)
-        price = self.scale.pack(seconds, steps.tie)
         return steps.source[allowed], steps.target[allowed], price[allowed]
 
     def _low_seconds(self, steps: ReshardGraph) -> Costs:
@@ -471,6 +502,11 @@ class LayoutDomain:
     def _both(self) -> tuple[Costs, Costs]:
         inner, whole = self.reshard.all_pairs(self.layouts, self.through, self.layouts)
         return _with_others(inner), _with_others(whole)
+
+    @cached_property
+    def exclusive_latencies(self) -> Costs:
+        """[layouts + 1, layouts + 1], what a reshard costs beyond ``costs`` if it shares no latency with others."""
+        return _with_others(self.reshard.exclusive_latencies(self.layouts, self.through, self.layouts))
 
     @cached_property
     def indices(self) -> Ids:

@@ -174,6 +174,16 @@ class HubTables:
         made: Costs = self.memo.get("from hub", (moves, targets), make)
         return made
 
+    def exclusive_latencies(self, value: int, sources: Ids, targets: Ids, share: float) -> Costs:
+        """Returns what resharding from each source to each target adds if it pays a share of its latency."""
+        domain, times = self.model.domain(value), self.model.weight(value) * share
+
+        def make(own: Ids, at: Ids) -> Costs:
+            return scale_costs(domain.exclusive_latencies[own[:, None], at], times)
+
+        made: Costs = self.memo.get(("exclusive", domain.number, times), (sources, targets), make)
+        return made
+
     # ---- memory: a price per byte
 
     def stored_moves(self, value: int, sources: Ids, targets: Ids, price: float) -> Costs:
@@ -255,7 +265,7 @@ class HubEncoder:
 
     def __init__(self, model: Model, domains: Domains, memo: Memo) -> None:
         self.model, self.domains, self.memo, self.tables = model, domains, memo, HubTables(model, memo)
-        self.ends = model.wiring.ends_of
+        self.ends, self._exclusive = model.wiring.ends_of, model.exclusive
 
     def is_wide(self, value: int) -> bool:
         """Whether a value has more consumers than one hub serves exactly."""
@@ -294,11 +304,15 @@ class HubEncoder:
             network.add(source[0], consumers[0][0], table)
         elif consumers and not self.is_wide(value):
             self.add_hub(network, value, dict.fromkeys(consumers, 1.0))
-        prices = self.model.prices
+        prices, exclusive = self.model.prices, self._exclusive
         for consumer in consumers:
             copied, waiting = prices.copy.get(consumer), prices.waiting.get(consumer)
-            if copied or waiting:
+            if copied or waiting or consumer in exclusive:
                 own, read = self.domains.layouts(source), self.domains.layouts(consumer)
+            if consumer in exclusive:
+                network.add(
+                    source[0], consumer[0], self.tables.exclusive_latencies(value, own, read, exclusive[consumer])
+                )
             if copied:
                 network.add(source[0], consumer[0], self.tables.copy_prices(value, own, read, copied))
             if waiting:

@@ -239,6 +239,8 @@ def _partial_ways(problem: Problem, classes: NodeClasses, tables: Sequence[Signa
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
 State = tuple[int, ...]  # a row per mesh axis
+Exclusive = Mapping[End, float]
+NO_LATENCIES: Exclusive = MappingProxyType({})
 
 
 @dataclass
@@ -275,7 +277,10 @@ class Model:
       states: per node, [states, mesh axes], the states that are considered.
       representative: per node, the first with equal table, pins and states.
       hints: shared by all views.
+      exclusive: by consumer's end, the part of a latency that reshards to it pay, whatever relief their values have.
     """
+
+    exclusive: Exclusive = NO_LATENCIES
 
     def __init__(
         self, problem: Problem, deadline: Deadline | None = None, limits: SearchLimits = DEFAULT_LIMITS
@@ -331,7 +336,7 @@ class Model:
         other.first_states = self.first_states[:, axes]
         other._known_costs = {old: costs[old] for old in self.reshard_costs.distinct}
         other.reshard_costs = ReshardCostsByValue(list(other._known_costs.values()), self.reshard_costs.index_of)
-        other._finite, other._domains, other.hints = {}, LayoutDomains(), SearchHints()
+        other._finite, other._domains, other.hints, other.exclusive = {}, LayoutDomains(), SearchHints(), NO_LATENCIES
         other._unrestrict()
         return other
 
@@ -356,6 +361,12 @@ class Model:
         other.reshard_costs = self._reshards.by_value(other._known_costs, relief)
         other.__dict__.pop("spaces", None)
         other._unrestrict()
+        return other
+
+    def with_exclusive(self, exclusive: Exclusive) -> "Model":
+        """Returns a view in which the reshards to some consumers pay a part of their latencies all the same."""
+        other = copy(self)
+        other.exclusive = exclusive
         return other
 
     def _set_problem(self, problem: Problem, like: NodeClasses | None = None) -> None:
