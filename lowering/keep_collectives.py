@@ -39,6 +39,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, S
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.trace.passes.cse import expression
+from meshdsl.trace.passes.duplicate import CAST
 from meshdsl.trace.read_jaxpr import Frame, read_graph
 from meshdsl.trace.source import SourceContext
 
@@ -66,6 +67,7 @@ class _SentBefore:
 
     expressions: dict[object, Sequence[Value]] = field(default_factory=dict)
     viewed: dict[Block, Block] = field(default_factory=dict)  # by view, the block that it is a view of
+    cast: dict[Block, Block] = field(default_factory=dict)  # by cast, the block that it is a cast of
     moved: Counter[object] = field(default_factory=Counter)
     exchanged: dict[object, dict[int, int]] = field(default_factory=dict)
 
@@ -73,6 +75,13 @@ class _SentBefore:
         """Returns a key that is equal for blocks of one shape that hold the same elements in the same order."""
         block = value.id, layout
         return self.viewed.get(block, block), layout.local_shape(value.shape, mesh.sizes_by_name)
+
+    def numbers(self, value: Value, layout: Layout) -> Block:
+        """Returns the block whose numbers are those of this one, in another shape or in other floats perhaps."""
+        block = value.id, layout
+        while (source := self.cast.get(block) or self.viewed.get(block, block)) != block:
+            block = source
+        return block
 
 
 def repeated_collectives(graph: Graph, solution: Solution) -> RepeatedCollectives:
@@ -100,6 +109,9 @@ def _collect(
             (source,) = values(substitute(op, table).inputs)
             block = source.id, solution.uses[op.id, 0]
             seen.viewed[same[0].id, solution.layouts[op.outputs[0].id]] = seen.viewed.get(block, block)
+        if op is not None and op.name == CAST and isinstance(op.inputs[0], Value):
+            (source,) = values(substitute(op, table).inputs)
+            seen.cast[same[0].id, solution.layouts[op.outputs[0].id]] = source.id, solution.uses[op.id, 0]
         table.update({value.id: first for value, first in zip(made, same, strict=True) if first is not value})
         for value, first in zip(made, same, strict=True):
             moves.update((moved, before) for moved, before in _moves(value, first, solution, seen) if before)
@@ -143,10 +155,15 @@ def _as_move(op: Op) -> tuple[object, ...]:
 
 
 def _moves(value: Value, first: Value, solution: Solution, seen: _SentBefore) -> Iterator[tuple[Moved, int]]:
-    """Per reshard step of a value, the number of equal earlier ones."""
+    """Per reshard step of a value, the number of equal earlier ones.
+
+    Parts that are rounded are sent as rows of bytes, whatever the shape and the floats of the block.
+    """
     for move in (move for move in solution.trees.get(value.id, ()) if move.bytes):
         contents = seen.contents(first, move.before, solution.mesh)
-        key = contents, move.kind, move.axes, move.source, move.target
+        key: tuple[object, ...] = contents, move.kind, move.axes, move.source, move.target
+        if move.format:
+            key = seen.numbers(first, move.before), move.kind, move.axes, move.format
         yield (value.id, move.after), seen.moved[key]
         seen.moved[key] += 1
 

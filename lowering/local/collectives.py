@@ -175,20 +175,25 @@ def _in_low_bits(x: jax.Array, move: ReshardStep, devices: int, sizes: Sizes) ->
     return exact[0] if move.kind == "collective-permute" else _joined(exact, _dim(move.source))
 
 
+_MASKED = -128  # negative infinity in int8; other numbers are from -127
+
+
 def rounded(rows: jax.Array, name: str) -> jax.Array:
     """Returns rows of floats as rows of bytes: the small numbers, then the scales of their blocks, if they have any.
 
-    A block with a number that is not finite is restored as NaN. Compilers' maxima do not all keep NaN (that of CPU, jax
-    0.10), so it counts as infinite.
+    A block with infinity or NaN is restored as NaN. Compilers' maxima do not all keep NaN (that of CPU, jax 0.10), so
+    it counts as infinite. Negative infinity, as in masks, has a number of its own in int8, and is NaN by itself in
+    float8.
     """
     dtype, largest, count = jnp.dtype(name), FORMATS[name].largest, rows.shape[1]
     if not largest:
         return lax.bitcast_convert_type(rows.astype(dtype), jnp.uint8).reshape(len(rows), -1)
     blocks = jnp.pad(rows.astype(jnp.float32), ((0, 0), (0, -count % BLOCK))).reshape(len(rows), -1, BLOCK)
-    most = jnp.where(jnp.isnan(blocks), jnp.inf, jnp.abs(blocks)).max(-1, keepdims=True)
+    masked = jnp.isneginf(blocks)
+    most = jnp.where(jnp.isnan(blocks), jnp.inf, jnp.where(masked, 0, jnp.abs(blocks))).max(-1, keepdims=True)
     scales = jnp.maximum(most / largest, jnp.finfo(jnp.float32).tiny)
     small = blocks / scales
-    small = (jnp.round(small) if jnp.issubdtype(dtype, jnp.integer) else small).astype(dtype)
+    small = jnp.where(masked, _MASKED, jnp.round(small)).astype(dtype) if dtype == jnp.int8 else small.astype(dtype)
     numbers = lax.bitcast_convert_type(small, jnp.uint8).reshape(len(rows), -1)[:, :count]
     return jnp.concatenate([numbers, lax.bitcast_convert_type(scales, jnp.uint8).reshape(len(rows), -1)], axis=1)
 
@@ -201,6 +206,7 @@ def restored(rows: jax.Array, count: int, name: str) -> jax.Array:
     small = lax.bitcast_convert_type(numbers.reshape(shape), dtype).astype(jnp.float32)
     if not FORMATS[name].largest:
         return small
+    small = jnp.where(small == _MASKED, -jnp.inf, small) if dtype == jnp.int8 else small
     blocks = jnp.pad(small, ((0, 0), (0, -count % BLOCK))).reshape(len(rows), -1, BLOCK)
     exact = blocks * lax.bitcast_convert_type(scales, jnp.float32)[..., None]
     return exact.reshape(len(rows), -1)[:, :count]

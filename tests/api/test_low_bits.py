@@ -156,6 +156,22 @@ def test_more_than_the_budget_is_an_error():
         sharded.check(filled(64, 32), filled(128, 64))
 
 
+def test_equal_rows_of_bytes_are_sent_twice():
+    """Of a block, its view and its cast, compilers could see that their rounded parts are equal."""
+
+    def step(x, w):
+        one = md.constrain(x, "data=S(2) model=B").reshape(8, 64) @ w[0]
+        two = md.constrain(x.reshape(8, 16, 4), "data=S(1) model=B").reshape(8, 64) @ w[1]
+        wide = md.constrain(x.astype(jnp.float32), "data=S(0) model=B")
+        three = md.constrain(wide, "data=S(2) model=B").reshape(8, 64) @ w[2]
+        return one, two, three
+
+    args = jnp.asarray(filled(8, 1, 64), jnp.bfloat16), jnp.asarray(filled(3, 64, 8), jnp.bfloat16)
+    sharded = md.parallelize(step, MESHES[1], {"x": "data=S(0) model=B", "w": "data=B model=B"}, low_bits=0.01)
+    assert [c.sent for c in sharded.plan(*args).collectives].count("all-to-all int8") == 3
+    assert sharded.verify(*args).equal
+
+
 def test_nothing_smaller_within_the_budget_sends_in_full():
     step, args, layouts = STEPS["mlp"]
     args = jax.tree.map(lambda x: x.astype(jnp.bfloat16), args)
