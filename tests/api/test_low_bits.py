@@ -120,6 +120,17 @@ def test_no_state_is_rounded(step, mesh, outputs):
     assert sharded.verify(WEIGHTS, BATCH, sums=0).equal
 
 
+def test_a_maximum_finds_itself():
+    """The gradient of a maximum goes to the elements that equal it: there are none if it is rounded."""
+
+    def step(w, b):
+        made = md.constrain(jnp.tanh(b @ w), "data=S(1)")
+        return jnp.sum(made == md.constrain(jnp.max(made, axis=0), "data=B"), axis=0)
+
+    sharded = md.parallelize(step, MESHES[0], {"b": "data=B", "w": "data=S(1)"}, low_bits=0.01)
+    assert sharded(filled(64, 256), filled(128, 64)).min() == 1
+
+
 def test_a_saved_plan_rounds_as_it_says(tmp_path):
     step, args, layouts = STEPS["mlp"]
     plan = md.parallelize(step, MESHES[0], layouts, low_bits=0.01).plan(*args)

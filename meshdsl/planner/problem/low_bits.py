@@ -6,6 +6,8 @@ update smaller than the rounding error would be lost. So in full are
     results    of the step, of a loop's carry and of a cond's branches, and what is only cast or reshaped to them
     state      everything on the way from an input to the result that replaces it, and likewise of a carry, where that
                is elementwise or moves data, through loops as well
+    compared   what is tested for equality, with what it is the maximum or minimum of: the gradient of a maximum looks
+               for it among the elements, and would find none
 
     w (may be rounded) -> gathered for the forward pass -> ... -> gradient (may be rounded) -> w - lr * gradient (full)
 
@@ -16,7 +18,7 @@ every device.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -30,6 +32,7 @@ from meshdsl.rules.registry import RULES
 
 _PASSING = ELEMENTWISE | DATA_MOVEMENT | {"constrain", "to_host", "to_device"}
 _VIEWS = frozenset("reshape transpose squeeze broadcast_in_dim constrain to_host to_device".split())
+_EXTREMES = frozenset("reduce_max reduce_min max min".split())
 _Pairs = Sequence[tuple[int, int]]  # an input and a result that replaces it
 _Use = tuple[Op, int, int]  # an operation, and the positions of an operand and of a result
 Trees = dict[int, tuple[ReshardStep, ...]]
@@ -45,6 +48,7 @@ def low_bit_formats(program: TracedProgram, pins: Pins) -> dict[int, tuple[str, 
     graphs = list(_replacements(program, pins))
     for graph, results, pairs in graphs:
         whole |= _behind(results, graph.ops)
+        whole |= _behind([x for op in graph.ops if op.name in ("eq", "ne") for x in op.inputs], graph.ops, _EXTREMES)
         for source, uses in _states(graph, pairs):
             whole |= {op.outputs[j].id for op, _, j in uses}
             whole |= {source for op, i, _ in uses if op.bodies and op.inputs[i].id == source}
@@ -115,11 +119,15 @@ def _pairs(graph: Graph, known: Mapping[int, int | None]) -> _Pairs:
     return found
 
 
-def _behind(results: Sequence[Atom], ops: Sequence[Op]) -> set[int]:
-    """Returns the ids of results, and of values that are only cast, reshaped or passed on to them."""
+def _behind(results: Sequence[Atom], ops: Sequence[Op], others: Collection[str] = ()) -> set[int]:
+    """Returns the ids of results, and of values that are only cast, reshaped or passed on to them.
+
+    Args:
+      others: names of more operations that they may pass.
+    """
     found = {x.id for x in results if isinstance(x, Value)}
     for op in reversed(ops):
-        is_view = op.name in _VIEWS or (op.name in ELEMENTWISE and len(op.inputs) == 1)
+        is_view = op.name in _VIEWS or op.name in others or (op.name in ELEMENTWISE and len(op.inputs) == 1)
         if is_view and not found.isdisjoint(v.id for v in op.outputs):
             found.update(x.id for x in op.inputs if isinstance(x, Value))
     return found
