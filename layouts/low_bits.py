@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from numbers import Real
 from typing import Any, NamedTuple
 
 from meshdsl.errors import ArgumentError, is_a, nearest
@@ -78,13 +79,18 @@ class LowBits:
 
     def __post_init__(self) -> None:
         """Check the budget and the names, which are a tuple afterwards."""
+        if not isinstance(self.formats, str | Iterable):
+            raise ArgumentError(f"low_bits: formats {is_a(self.formats)}, not names such as 'int8'")
         names = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
         for name in names or ("",):
             if name not in FORMATS:
                 raise ArgumentError(f"low_bits: no format {name!r}{nearest(name, FORMATS)}")
         object.__setattr__(self, "formats", names)
-        if not isinstance(self.error, int | float) or isinstance(self.error, bool) or not self.error > 0:
-            raise ArgumentError(f"low_bits: {is_a(self.error)}, not an error budget above 0 such as 0.01")
+        if not isinstance(self.error, Real) or isinstance(self.error, bool) or not 0 < self.error <= 1:
+            raise ArgumentError(
+                f"low_bits: {is_a(self.error)}, not an error budget above 0, and at most 1, such as 0.01"
+            )
+        object.__setattr__(self, "error", float(self.error))
         if not self.within:
             losses = ", ".join(f"{name} {FORMATS[name].error:.2%}" for name in names)
             raise ArgumentError(
@@ -99,12 +105,12 @@ class LowBits:
             return given
         if not isinstance(given, str):
             return LowBits(given)
-        error, _, names = given.partition(":")
+        error, colon, names = given.partition(":")
         try:
             budget = float(error)
         except ValueError:
             raise ArgumentError(f"low_bits: {given!r} is not an error budget such as '0.01'") from None
-        return LowBits(budget, tuple(names.split(",")) if names else tuple(FORMATS))
+        return LowBits(budget, tuple(names.split(",")) if colon else tuple(FORMATS))
 
     def __str__(self) -> str:
         names = "" if self.formats == tuple(FORMATS) else f":{','.join(self.formats)}"

@@ -120,6 +120,31 @@ def test_no_state_is_rounded(step, mesh, outputs):
     assert sharded.verify(WEIGHTS, BATCH, sums=0).equal
 
 
+@pytest.mark.parametrize(
+    ("step", "layout"),
+    [
+        (lambda t, new: jnp.roll(t, -4, 0).at[-4:].set(new), "S(0)"),
+        (lambda t, new: t[:, ::-1][:, jnp.arange(64) ^ 1], "S(1)"),
+        (lambda t, new: md.constrain(t, "data=B").at[:4].set(new), "S(0)"),
+        (lambda t, new: jnp.take(md.constrain(t, "data=B"), jnp.asarray([3, 1, 2, 0] * 16), 0), "S(0)"),
+    ],
+    ids=["ring", "columns", "set", "taken"],
+)
+def test_state_that_moves_is_exact(step, layout):
+    args = filled(64, 64), filled(4, 64)
+    sharded = md.parallelize(step, MESHES[0], {"t": f"data={layout}"}, low_bits=0.01)
+    assert sum(c.bytes for c in sharded.plan(*args).collectives)
+    np.testing.assert_array_equal(sharded(*args), jax.jit(step)(*args))
+
+
+def test_states_that_change_places_are_exact():
+    step = lambda t: {"a": t["b"] * 2, "b": t["a"] * 2}  # noqa: E731
+    t = {"a": filled(64, 64), "b": filled(64, 64) + 1}
+    sharded = md.parallelize(step, MESHES[0], {"t/*": "data=S(0)"}, outputs={"*": "data=S(1)"}, low_bits=0.01)
+    assert sum(c.bytes for c in sharded.plan(t).collectives)
+    jax.tree.map(np.testing.assert_array_equal, sharded(t), jax.jit(step)(t))
+
+
 def test_a_maximum_finds_itself():
     """The gradient of a maximum goes to the elements that equal it: there are none if it is rounded."""
 

@@ -31,11 +31,18 @@ def test_nothing_infinite_becomes_finite(name, count):
     assert not np.delete(made[1], count // 2).any()  # a mask leaves the rest as it is
 
 
+def test_the_largest_floats_stay_finite():
+    largest = np.full((1, 256), np.finfo(np.float32).max)
+    for name in FORMATS:
+        assert np.isfinite(restored(rounded(largest, name), 256, name)).all()
+
+
 def test_formats_within_a_budget():
     assert LowBits.of(0.002).allowed("float32") == ("bfloat16",) and not LowBits.of(0.002).allowed("bfloat16")
     assert LowBits.of("0.01").allowed("float32") == ("bfloat16", "int8")
     assert LowBits.of(1).allowed("float16") == ("int8", "float8_e4m3fn") and not LowBits.of(1).allowed("float64")
     assert str(LowBits.of(0.03)) == "0.03" and str(LowBits.of("0.03:int8,bfloat16")) == "0.03:int8,bfloat16"
+    assert LowBits.of(np.float32(0.5)) == LowBits.of(0.5)
     assert LowBits.of("0.03:float8_e4m3fn") == md.LowBits(0.03, "float8_e4m3fn")
 
 
@@ -47,9 +54,11 @@ NONE = "0.001: no format rounds so little: of normal numbers, bfloat16 0.17%, in
     [
         (0.001, f"low_bits={NONE}"),
         ("0.01:float8_e4m3fn", "no format rounds so little: of normal numbers, float8_e4m3fn 2.60% of"),
-        (0, "low_bits: 0 is an int, not an error budget above 0 such as 0.01"),
+        (0, "low_bits: 0 is an int, not an error budget above 0, and at most 1, such as 0.01"),
         (True, "low_bits: True is a bool, not"),
         (float("nan"), "low_bits: nan is a float, not"),
+        (float("inf"), "low_bits: inf is a float, not an error budget above 0, and at most 1, such as 0.01"),
+        ("0.01:", "low_bits: no format ''"),
         ("much", "low_bits: 'much' is not an error budget such as '0.01'"),
         ("0.1:int9", "low_bits: no format 'int9'; did you mean 'int8'?"),
     ],

@@ -4,8 +4,8 @@ What is rounded each time that it is sent must not be what is sent again next ti
 update smaller than the rounding error would be lost. So in full are
 
     results    of the step, of a loop's carry and of a cond's branches, and what is only cast or reshaped to them
-    state      everything on the way from an input to the result that replaces it, and likewise of a carry, where that
-               is elementwise or moves data, through loops as well
+    state      everything on the way from an input to a result that may replace it or another of its type, and
+               likewise of a carry, where that is elementwise or moves all of the data, through loops as well
     compared   what is tested for equality, with what it is the maximum or minimum of: the gradient of a maximum looks
                for it among the elements, and would find none
 
@@ -20,6 +20,7 @@ every device.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 import jax.numpy as jnp
 
@@ -30,10 +31,14 @@ from meshdsl.layouts.reshard import ReshardStep, reshard_edges
 from meshdsl.rules.dim_groups import DATA_MOVEMENT, ELEMENTWISE
 from meshdsl.rules.registry import RULES
 
-_PASSING = ELEMENTWISE | DATA_MOVEMENT | {"constrain", "to_host", "to_device"}
+_PASSING = (
+    ELEMENTWISE
+    | DATA_MOVEMENT
+    | set("constrain to_host to_device roll rolls shifts deal enter_shard_map leave_shard_map ppermute".split())
+)
 _VIEWS = frozenset("reshape transpose squeeze broadcast_in_dim constrain to_host to_device".split())
 _EXTREMES = frozenset("reduce_max reduce_min max min".split())
-_Pairs = Sequence[tuple[int, int]]  # an input and a result that replaces it
+_Pairs = Sequence[tuple[set[int], set[int]]]  # inputs, and results any of which may replace any of these
 _Use = tuple[Op, int, int]  # an operation, and the positions of an operand and of a result
 Trees = dict[int, tuple[ReshardStep, ...]]
 
@@ -49,9 +54,9 @@ def low_bit_formats(program: TracedProgram, pins: Pins) -> dict[int, tuple[str, 
     for graph, results, pairs in graphs:
         whole |= _behind(results, graph.ops)
         whole |= _behind([x for op in graph.ops if op.name in ("eq", "ne") for x in op.inputs], graph.ops, _EXTREMES)
-        for source, uses in _states(graph, pairs):
+        for sources, uses in _states(graph, pairs):
             whole |= {op.outputs[j].id for op, _, j in uses}
-            whole |= {source for op, i, _ in uses if op.bodies and op.inputs[i].id == source}
+            whole |= sources & {op.inputs[i].id for op, i, _ in uses if op.bodies}
     for graph, _, _ in graphs:
         for value in (*graph.inputs, *(v for op in graph.ops for v in op.outputs)):
             is_float = jnp.issubdtype(value.dtype, jnp.floating)
@@ -94,7 +99,7 @@ def _send_in_full(trees: Trees, value: Value, solution: Solution, use: tuple[int
 def _replacements(program: TracedProgram, pins: Pins) -> Iterator[tuple[Graph, list[Atom], _Pairs]]:
     """Yields every graph, with the results that are sent in full, and with the inputs that results replace.
 
-    What a scan stacks may be sent in few bits. A result that replaces no known input may replace any of its type.
+    What a scan stacks may be sent in few bits. A result may replace any input of its type, as where steps swap two.
     """
     yield program.graph, list(program.graph.returned), _pairs(program.graph, dict(enumerate(pins.follows)))
     for _, op in walk(program.graph):
@@ -109,14 +114,14 @@ def _replacements(program: TracedProgram, pins: Pins) -> Iterator[tuple[Graph, l
 
 
 def _pairs(graph: Graph, known: Mapping[int, int | None]) -> _Pairs:
-    """Returns (input, result) for every result; for one of which no input is known, all inputs of its type."""
-    found = []
-    for j, result in enumerate(graph.returned):
-        if isinstance(result, Value):
-            alike = (i for i, v in enumerate(graph.inputs) if (v.shape, v.dtype) == (result.shape, result.dtype))
-            at = known.get(j)
-            found += [(i, j) for i in (alike if at is None else (at,))]
-    return found
+    """Returns inputs and results of one type, and every result with the input that it is known to replace."""
+    alike = defaultdict[object, tuple[set[int], set[int]]](lambda: (set(), set()))
+    for which, ends in enumerate((graph.inputs, graph.returned)):
+        for i, x in enumerate(ends):
+            if isinstance(x, Value):
+                alike[x.shape, x.dtype][which].add(i)
+    others = [({i}, {j}) for j, i in known.items() if i is not None and isinstance(graph.returned[j], Value)]
+    return [pair for pair in (*alike.values(), *others) if all(pair)]
 
 
 def _behind(results: Sequence[Atom], ops: Sequence[Op], others: Collection[str] = ()) -> set[int]:
@@ -140,6 +145,10 @@ def _passes(op: Op) -> list[tuple[int, int]]:
         return every
     if op.bodies:
         return _through_loop(op)
+    if op.name.startswith("scatter"):
+        return [(0, 0)]
+    if op.name == "gather":  # of a table, only if as much is read as it holds: a permutation
+        return [(0, 0)] if prod(op.inputs[0].shape) == prod(op.outputs[0].shape) else []
     if op.name in RULES and op.name != "ruled":
         return []
     types = [[(x.shape, x.dtype) for x in ends] for ends in (op.inputs, op.outputs)]
@@ -154,7 +163,7 @@ def _through_loop(op: Op) -> list[tuple[int, int]]:
         readers = _readers(body)
         for a, port in enumerate(ports):
             starts = [body.inputs[i].id for inside, i in port.inputs if inside == which]
-            found = {v for start in starts for v in _reached(start, readers.__getitem__)}
+            found = _reached(starts, readers.__getitem__)
             ends = [
                 (b, body.returned[j].id)
                 for b, other in enumerate(ports)
@@ -163,7 +172,9 @@ def _through_loop(op: Op) -> list[tuple[int, int]]:
             ]
             into[a].update(b for b, end in ends if end in found)
     ways = (
-        (port.operand, ports[b].result) for a, port in enumerate(ports) for b in sorted(_reached(a, into.__getitem__))
+        (port.operand, ports[b].result)
+        for a, port in enumerate(ports)
+        for b in sorted(_reached((a,), into.__getitem__))
     )
     return [(i, j) for i, j in ways if i >= 0 and j >= 0]
 
@@ -177,23 +188,25 @@ def _readers(graph: Graph) -> dict[int, list[int]]:
     return readers
 
 
-def _states(graph: Graph, pairs: _Pairs) -> Iterator[tuple[int, list[_Use]]]:
-    """Yields, per input that a result replaces, its id, and where the result is made of it."""
+def _states(graph: Graph, pairs: _Pairs) -> Iterator[tuple[set[int], list[_Use]]]:
+    """Yields the ids of inputs that results replace, and where the results are made of them."""
     makers, readers = defaultdict[int, list[_Use]](list), _readers(graph)
     for op in graph.ops:
         for i, j in _passes(op):
             makers[op.outputs[j].id].append((op, i, j))
-    for at, j in pairs:
-        source, result = graph.inputs[at].id, graph.returned[j].id
-        ahead = _reached(source, readers.__getitem__)
-        back = _reached(result, lambda v: [op.inputs[i].id for op, i, _ in makers[v]])
+    for inputs, results in pairs:
+        sources = {graph.inputs[i].id for i in inputs}
+        ahead = _reached(sources, readers.__getitem__)
+        ends = {graph.returned[j].id for j in results}
+        back = _reached(ends, lambda v: [op.inputs[i].id for op, i, _ in makers[v]])
         uses = [use for v in sorted(ahead & back) for use in makers[v] if use[0].inputs[use[1]].id in ahead]
         if uses:
-            yield source, uses
+            yield sources, uses
 
 
-def _reached(start: int, neighbours: Callable[[int], Iterable[int]]) -> set[int]:
-    found, due = {start}, [start]
+def _reached(starts: Iterable[int], neighbours: Callable[[int], Iterable[int]]) -> set[int]:
+    found = set(starts)
+    due = list(found)
     while due:
         new = set(neighbours(due.pop())) - found
         found |= new
