@@ -187,8 +187,8 @@ def rounded(rows: jax.Array, name: str) -> jax.Array:
     """
     dtype, largest, count = jnp.dtype(name), FORMATS[name].largest, rows.shape[1]
     if not largest:
-        most = float(jnp.finfo(dtype).max)  # the largest floats would be rounded to infinity
-        rows = jnp.where(jnp.isfinite(rows), jnp.clip(rows, -most, most), rows)
+        end = float(jnp.finfo(dtype).max)  # the largest floats would be rounded to infinity
+        rows = jnp.where(jnp.isfinite(rows), jnp.clip(rows, -end, end), rows)
         return lax.bitcast_convert_type(rows.astype(dtype), jnp.uint8).reshape(len(rows), -1)
     blocks = jnp.pad(rows.astype(jnp.float32), ((0, 0), (0, -count % BLOCK))).reshape(len(rows), -1, BLOCK)
     masked = jnp.isneginf(blocks)
