@@ -35,7 +35,8 @@ libraries (the [zoo](zoo.md)), planned with each `effort` ([what it says](../how
 of planning after tracing, in a process that has planned before; where two threads run, both count. The batch is split
 over `data`, everything else left open, memory unlimited. The column *step* says by how much the predicted step is
 slower than that with `prove`; it is faster where a quicker search happened to find more. Wide gaps are those of steps
-whose small collectives are sent as one: the bound has their latencies for free, with every effort.
+whose small collectives are sent as one: with every effort, the bound has the latencies for free that they might share;
+on three axes, all but one.
 """
 UNLIMITED = 1e15
 GOALS = {"fast": ((1.0, 2.0), 0.03), "default": ((3.0, 6.0), 0.01)}  # seconds on two axes and on three, gap
