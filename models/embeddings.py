@@ -75,10 +75,15 @@ class PackedTables:
         """Returns the packed array of tables ``[rows width]``.
 
         Raises:
-          ArgumentError: a table has another number of rows than stated, or there are more or fewer tables.
+          ArgumentError: a table has another number of rows than stated, or there are more or fewer tables; or they are
+            not equally wide.
         """
         if [x.shape[0] for x in tables] != [*self.rows]:
             raise ArgumentError(f"tables: {[x.shape[0] for x in tables]} rows, packed for {[*self.rows]}")
+        if len({x.shape[1:] for x in tables}) > 1:
+            raise ArgumentError(
+                f"tables: widths {[*dict.fromkeys(x.shape[1] for x in tables)]}; pack those of one width"
+            )
         packed = jnp.zeros((self.owners, self.height, tables[0].shape[1]), tables[0].dtype)
         for table, owner, offset in zip(tables, self.owner, self.offsets, strict=True):
             packed = packed.at[owner, offset : offset + len(table)].set(table)
@@ -99,6 +104,9 @@ class PackedTables:
 
         Returns:
           ``[batch tables width]``.
+
+        Raises:
+          ArgumentError: ``packed`` or ``ids`` has another shape, or ``ids`` are no ints.
         """
         slots = self._tables.shape[1]
 
@@ -106,7 +114,7 @@ class PackedTables:
             return jax.ops.segment_sum(rows.at[at].get(mode="fill", fill_value=0), slot, slots)
 
         pooled = jax.vmap(of_owner)(
-            packed, self._places(ids), jnp.asarray(self._lookups.slot)
+            packed, self._places(packed, ids), jnp.asarray(self._lookups.slot)
         )  # [owners slots batch width]
         first_empty_last = np.where(self._tables < 0, len(self.rows), self._tables)
         order = np.argsort(first_empty_last, axis=None, kind="stable")[: len(self.rows)]
@@ -128,6 +136,9 @@ class PackedTables:
           gradient: ``[batch tables width]``, that of ``lookup``'s result.
           rate: learning rate.
           eps: added to the accumulators.
+
+        Raises:
+          ArgumentError: as ``lookup``.
         """
         gradients = gradient.swapaxes(0, 1)[self._tables]  # [owners slots batch width]
 
@@ -141,7 +152,9 @@ class PackedTables:
             scale = rate / jnp.sqrt(squares.at[touched].get(mode="fill", fill_value=1.0) + eps)
             return rows.at[touched].add(-scale[:, None] * summed, mode="drop"), squares
 
-        return jax.vmap(of_owner)(packed, squares, self._places(ids), gradients, jnp.asarray(self._lookups.slot))
+        return jax.vmap(of_owner)(
+            packed, squares, self._places(packed, ids), gradients, jnp.asarray(self._lookups.slot)
+        )
 
     def _sums(self, values: Sequence[int]) -> NDArray[np.int64]:
         return np.bincount(self.owner, values, self.owners).astype(np.int64)
@@ -168,12 +181,20 @@ class PackedTables:
         column, offset, rows, slot = found
         return _Lookups(column, offset, rows, np.where(slot < 0, self._tables.shape[1], slot))
 
-    def _places(self, ids: jax.Array) -> jax.Array:
+    def _places(self, packed: jax.Array, ids: jax.Array) -> jax.Array:
         """Returns the rows of every owner's lookups, ``[owners lookups batch]``; ``height`` where there is none."""
+        if packed.ndim != 3 or packed.shape[:2] != (self.owners, self.height):
+            raise ArgumentError(
+                f"packed: {list(packed.shape)} is not [{self.owners} {self.height} width], as pack makes it"
+            )
         if ids.ndim != 2 or ids.shape[1] != sum(self.loads):
             raise ArgumentError(
                 f"ids: {list(ids.shape)} is not [batch {sum(self.loads)}]; give a column per row that an example looks "
                 f"up, {self.loads} of the tables"
+            )
+        if not jnp.issubdtype(ids.dtype, jnp.integer) or not len(ids):
+            raise ArgumentError(
+                f"ids: {ids.dtype}{list(ids.shape)} has no integers; give those of at least one example"
             )
         each = ids.T[self._lookups.column]
         inside = (each >= 0) & (each < self._lookups.rows[..., None])

@@ -316,7 +316,7 @@ def _inverse_root(x: jax.Array, order: int, ridge: float) -> jax.Array:
     return _product("kij,kj,klj->kil", vectors, values ** (-1 / order), vectors)
 
 
-def _check_statistics(every: int, largest: int, ridge: float) -> None:
+def _check_statistics(every: int, largest: int, ridge: float, decays: Mapping[str, float]) -> None:
     for name, value, meaning in (
         ("every", every, "the number of updates between two preconditioners"),
         ("largest", largest, "the length of the longest side that is preconditioned"),
@@ -325,6 +325,11 @@ def _check_statistics(every: int, largest: int, ridge: float) -> None:
             raise ArgumentError(f"{name}={value!r}: must be {meaning}, an int of at least 1")
     if not ridge > 0:
         raise ArgumentError(f"ridge={ridge!r}: must be above 0, since statistics have eigenvalues of 0; such as 1e-4")
+    for name, decay in decays.items():
+        if not 0 <= decay < 1:
+            raise ArgumentError(
+                f"{name}={decay!r}: must be at least 0 and below 1, the part of a mean that a step keeps"
+            )
 
 
 def shampoo(
@@ -370,14 +375,15 @@ def shampoo(
       adam: keyword arguments of ``optax.adamw``, such as ``{"b2": 0.95, "weight_decay": 0.0}``.
 
     Raises:
-      ArgumentError: as ``packed``; ``every`` or ``largest`` is not a positive int, ``ridge`` is not positive; no side
+      ArgumentError: as ``packed``; ``every`` or ``largest`` is not a positive int, ``ridge`` is not positive, ``b1`` or
+        ``b2`` not in [0, 1); no side
         of a matrix has a statistic.
       PinError: as ``packed``.
 
     Example:
       >>> optimizer = shampoo(1e-3, lambda path, shape: (1, 1) if path.endswith("kernel") else None, multiple=8)
     """
-    _check_statistics(every, largest, ridge)
+    _check_statistics(every, largest, ridge, {"b1": b1, "b2": b2})
 
     def init(x: jax.Array) -> _ShampooState:
         return _ShampooState(*_start(x, largest))
@@ -497,7 +503,7 @@ def soap(
     Example:
       >>> optimizer = soap(1e-3, lambda path, shape: (1, 1) if path.endswith("kernel") else None, multiple=8)
     """
-    _check_statistics(every, largest, ridge)
+    _check_statistics(every, largest, ridge, {"b1": b1, "b2": b2})
 
     def init(x: jax.Array) -> _SoapState:
         momentum, squares, statistics, _ = _start(x, largest)

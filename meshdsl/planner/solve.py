@@ -303,7 +303,7 @@ class SearchResult:
             ports = wiring.port_of_use[index.use_numbers(exclusive.shares)]
             shares = np.fromiter(exclusive.shares.values(), float)[ports >= 0].tolist()
             model = model.with_exclusive(dict(zip(wiring.ends_at(ports[ports >= 0]), shares, strict=True)))
-            if idle == limits.buckets_patience:
+            if idle == limits.buckets_patience or model.deadline.expired():
                 break
             plan = search(model, lambda _: False, networks.priced(model), plan.rows).plan
             if plan.cost >= enough:

@@ -73,5 +73,12 @@ def test_what_does_not_fit_is_named():
     tables = pack_tables((1000, 50), (3, 2), 2)
     with pytest.raises(ArgumentError, match=r"ids: \[8, 4\] is not \[batch 5\]; give a column per row"):
         jax.eval_shape(tables.lookup, jnp.zeros((2, 1000, 4)), jnp.zeros((8, 4), int))
+    with pytest.raises(ArgumentError, match=r"packed: \[2, 50, 4\] is not \[2 1000 width\]"):
+        jax.eval_shape(tables.lookup, jnp.zeros((2, 50, 4)), jnp.zeros((8, 5), int))
+    for ids in (jnp.zeros((8, 5)), jnp.zeros((0, 5), int)):
+        with pytest.raises(ArgumentError, match="has no integers; give those of at least one example"):
+            tables.lookup(jnp.zeros((2, 1000, 4)), ids)
+    with pytest.raises(ArgumentError, match=r"tables: widths \[4, 8\]; pack those of one width"):
+        tables.pack([jnp.zeros((1000, 4)), jnp.zeros((50, 8))])
     with pytest.raises(ArgumentError, match=r"tables: \[50, 1000\] rows, packed for \[1000, 50\]"):
         tables.pack([jnp.zeros((50, 4)), jnp.zeros((1000, 4))])
