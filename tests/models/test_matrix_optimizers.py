@@ -214,7 +214,7 @@ def test_arguments_are_checked_before_anything_is_traced():
         muon(0.1, 8)
     with pytest.raises(ArgumentError, match="every=0: must be the number of updates between two preconditioners, an"):
         shampoo(0.1, view, every=0)
-    with pytest.raises(ArgumentError, match="b1=1.5: must be at least 0 and below 1"):
+    with pytest.raises(ArgumentError, match=r"b1=1.5: must be at least 0 and below 1"):
         soap(0.1, view, b1=1.5)
     with pytest.raises(ArgumentError, match="ridge=0: must be above 0, since statistics have eigenvalues of 0"):
         shampoo(0.1, view, ridge=0)
