@@ -66,9 +66,10 @@ def _bound(found: SearchResult, cheapest: SearchResult | None, seconds: float) -
     """Returns seconds that no plan undercuts, with buckets or without, if there is one that takes ``seconds``."""
     if cheapest is None:
         return 0.0
-    with_any, exclusive = 0.0, _fitting(partial(found.at_exclusive_latencies, seconds))
+    with_any = found.loosest.seconds if found.loosest else 0.0
+    exclusive = _fitting(partial(found.at_exclusive_latencies, seconds))
     if exclusive is None or found.is_small:
-        with_any = cheapest.certify() + least_latency(found.model.mesh)
+        with_any = max(with_any, cheapest.certify() + least_latency(found.model.mesh))
     if exclusive is not None:
         with_any = max(with_any, exclusive.certify())
     with_any = min(with_any, seconds)
