@@ -126,6 +126,14 @@ class ReshardEdge:
         return least, found
 
 
+def steps_to(layout: Layout, tree: Iterable[ReshardStep]) -> Iterator[ReshardStep]:
+    """Yields the steps of a resharding tree by which a layout is made, the last one first."""
+    by_end = {step.after: step for step in tree}
+    while layout in by_end:
+        yield by_end[layout]
+        layout = by_end[layout].before
+
+
 def reshard_steps(layout: Layout, shape: Sequence[int], itemsize: float, mesh: Mesh) -> Iterator[ReshardStep]:
     """Yields every legal step of a tensor of ``shape`` from ``layout``."""
     size = prod(shape) * itemsize

@@ -14,6 +14,7 @@ are reduce-scattered to the owners of their matrices, updates all-gathered, as i
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import prod
 from numbers import Integral
 from types import MappingProxyType
@@ -251,17 +252,18 @@ class _StackStates(NamedTuple):
     stacks: dict[str, Any]
 
 
-class _ShampooState(NamedTuple):
-    """What ``shampoo`` holds of a stack ``[matrices rows columns]``, in float32 at least.
+class _Preconditioned(NamedTuple):
+    """What ``shampoo`` and ``soap`` hold of a stack ``[matrices rows columns]``, in float32 at least.
 
-    ``statistics`` and ``roots`` are ``[matrices rows rows]`` and ``[matrices columns columns]``, of the sides that are
-    preconditioned.
+    Statistics and factors are ``[matrices rows rows]`` and ``[matrices columns columns]``, of the sides that are
+    preconditioned. ``shampoo``'s factors are inverse roots of the statistics, ``soap``'s their eigenbases; its squares
+    are those of rotated gradients.
     """
 
     momentum: jax.Array
     squares: jax.Array
     statistics: tuple[jax.Array, ...]
-    roots: tuple[jax.Array, ...]
+    factors: tuple[jax.Array, ...]
 
 
 def _of_each_stack(init: Callable[..., Any], update: Callable[..., Any]) -> optax.GradientTransformation:
@@ -375,9 +377,8 @@ def shampoo(
       adam: keyword arguments of ``optax.adamw``, such as ``{"b2": 0.95, "weight_decay": 0.0}``.
 
     Raises:
-      ArgumentError: as ``packed``; ``every`` or ``largest`` is not a positive int, ``ridge`` is not positive, ``b1`` or
-        ``b2`` not in [0, 1); no side
-        of a matrix has a statistic.
+      ArgumentError: as ``packed``; ``every`` or ``largest`` is not a positive int, ``ridge`` is not positive; ``b1``
+        or ``b2`` is not in [0, 1); no side of a matrix has a statistic.
       PinError: as ``packed``.
 
     Example:
@@ -385,29 +386,26 @@ def shampoo(
     """
     _check_statistics(every, largest, ridge, {"b1": b1, "b2": b2})
 
-    def init(x: jax.Array) -> _ShampooState:
-        return _ShampooState(*_start(x, largest))
-
-    def update(g: jax.Array, state: _ShampooState, count: jax.Array) -> tuple[jax.Array, _ShampooState]:
+    def update(g: jax.Array, state: _Preconditioned, count: jax.Array) -> tuple[jax.Array, _Preconditioned]:
         sides = _sides(g, largest)
         momentum, squares = _averaged(state.momentum, g, b1), _averaged(state.squares, g**2, b2)
         statistics = _with_grams(state.statistics, g, sides, b2)
         roots = jax.lax.cond(
             count % every == 0,
             lambda: tuple(_inverse_root(x, 2 * len(sides), ridge) for x in statistics),
-            lambda: state.roots,
+            lambda: state.factors,
         )
         grafted = _adam(momentum, squares, count + 1, b1, b2, eps)
         direction = _multiplied(momentum, roots, sides)
         size = _norm(grafted) / jnp.maximum(_norm(direction), jnp.finfo(g.dtype).tiny)
-        return size * direction, _ShampooState(momentum, squares, statistics, roots)
+        return size * direction, _Preconditioned(momentum, squares, statistics, roots)
 
-    matrices = packed(_of_each_stack(init, update), view, multiple, owners)
+    matrices = packed(_of_each_stack(partial(_start, largest), update), view, multiple, owners)
     return _beside_adamw("shampoo", matrices, rate, view, weight_decay, adam)
 
 
-def _start(x: jax.Array, largest: int) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Returns two zeros shaped like a stack, and twice the zeros shaped like its statistics, of at least one side."""
+def _start(largest: int, x: jax.Array) -> _Preconditioned:
+    """Returns the zeros with which a stack starts, and statistics of at least one side."""
     sides = _sides(x, largest)
     if not sides:
         raise ArgumentError(
@@ -421,7 +419,7 @@ def _start(x: jax.Array, largest: int) -> tuple[jax.Array, jax.Array, tuple[jax.
     def statistics() -> tuple[jax.Array, ...]:
         return tuple(jnp.zeros((x.shape[0], x.shape[side], x.shape[side]), zeros().dtype) for side in sides)
 
-    return zeros(), zeros(), statistics(), statistics()
+    return _Preconditioned(zeros(), zeros(), statistics(), statistics())
 
 
 def _averaged(average: jax.Array, x: jax.Array, decay: float) -> jax.Array:
@@ -438,19 +436,6 @@ def _norm(x: jax.Array) -> jax.Array:
 
 
 # ---- SOAP: Adam in the eigenbasis of Shampoo's statistics
-
-
-class _SoapState(NamedTuple):
-    """What ``soap`` holds of a stack ``[matrices rows columns]``, in float32 at least.
-
-    ``statistics`` and ``bases`` are ``[matrices rows rows]`` and ``[matrices columns columns]``, of the sides that are
-    rotated. ``momentum`` is that of the gradients, ``squares`` that of the rotated ones.
-    """
-
-    momentum: jax.Array
-    squares: jax.Array
-    statistics: tuple[jax.Array, ...]
-    bases: tuple[jax.Array, ...]
 
 
 def soap(
@@ -505,25 +490,23 @@ def soap(
     """
     _check_statistics(every, largest, ridge, {"b1": b1, "b2": b2})
 
-    def init(x: jax.Array) -> _SoapState:
-        momentum, squares, statistics, _ = _start(x, largest)
-        return _SoapState(
-            momentum, squares, statistics, tuple(x + jnp.eye(x.shape[1], dtype=x.dtype) for x in statistics)
-        )
+    def init(x: jax.Array) -> _Preconditioned:
+        start = _start(largest, x)
+        return start._replace(factors=tuple(x + jnp.eye(x.shape[1], dtype=x.dtype) for x in start.factors))
 
-    def update(g: jax.Array, state: _SoapState, count: jax.Array) -> tuple[jax.Array, _SoapState]:
+    def update(g: jax.Array, state: _Preconditioned, count: jax.Array) -> tuple[jax.Array, _Preconditioned]:
         sides = _sides(g, largest)
-        turned = [x.swapaxes(1, 2) for x in state.bases]
+        turned = [x.swapaxes(1, 2) for x in state.factors]
         momentum = _averaged(state.momentum, g, b1)
         squares = _averaged(state.squares, _multiplied(g, turned, sides) ** 2, b2)
         rotated = _adam(_multiplied(momentum, turned, sides), squares, count + 1, b1, b2, eps)
         statistics = _with_grams(state.statistics, g, sides, b2)
         bases = jax.lax.cond(
             count % every == 0,
-            lambda: tuple(_iterated(*pair, ridge) for pair in zip(statistics, state.bases, strict=True)),
-            lambda: state.bases,
+            lambda: tuple(_iterated(*pair, ridge) for pair in zip(statistics, state.factors, strict=True)),
+            lambda: state.factors,
         )
-        return _multiplied(rotated, state.bases, sides), _SoapState(momentum, squares, statistics, bases)
+        return _multiplied(rotated, state.factors, sides), _Preconditioned(momentum, squares, statistics, bases)
 
     matrices = packed(_of_each_stack(init, update), view, multiple, owners)
     return _beside_adamw("soap", matrices, rate, view, weight_decay, adam)

@@ -8,7 +8,7 @@ fastest is taken.
 
 The first of these searches gives a bound: no bucket costs less than its bytes, so a plan with buckets takes at least as
 long as the cheapest one without those latencies, and one latency. A search in which the latencies count that no bucket
-can share (``meshdsl.planner.exclusive``) mostly gives a better one. A plan without buckets is bounded as always, and
+can share (``meshdsl.planner.unshared``) mostly gives a better one. A plan without buckets is bounded as always, and
 the lower bound of both holds for every plan.
 """
 
@@ -67,10 +67,10 @@ def _bound(found: SearchResult, cheapest: SearchResult | None, seconds: float) -
     if cheapest is None:
         return 0.0
     with_any = found.loosest.seconds if found.loosest else 0.0
-    exclusive = _fitting(partial(found.at_exclusive_latencies, seconds))
-    if exclusive is None or found.is_small:
+    unshared = _fitting(partial(found.at_unshared_latencies, seconds))
+    if unshared is None or found.is_small:
         with_any = max(with_any, cheapest.certify() + least_latency(found.model.mesh))
-    if exclusive is not None:
-        with_any = max(with_any, exclusive.certify())
+    if unshared is not None:
+        with_any = max(with_any, unshared.certify())
     with_any = min(with_any, seconds)
     return min(with_any, found.certify(enough=with_any))

@@ -35,7 +35,7 @@ from meshdsl.ir.rewrite import value_ids, values
 from meshdsl.ir.solution import Prefetch, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.reshard import ReshardStep
+from meshdsl.layouts.reshard import ReshardStep, steps_to
 
 _LEAST_LEFT = 2  # iterations that stay in the loop: compilers inline a loop of one
 _CHEAP = frozenset(
@@ -273,8 +273,4 @@ def _is_sent_once(body: Graph, value: Value, reader: Op, index: int, solution: S
 
 def _path(value: Value, layout: Layout, solution: Solution) -> Sequence[ReshardStep]:
     """The reshard steps from the value's own layout to another one."""
-    found: list[ReshardStep] = []
-    while layout != solution.layouts[value.id]:
-        found.append(next(step for step in solution.trees[value.id] if step.after == layout))
-        layout = found[-1].before
-    return found[::-1]
+    return list(steps_to(layout, solution.trees.get(value.id, ())))[::-1]

@@ -30,8 +30,8 @@ Everything is deterministic: work is counted in table entries, with all limits i
 only skips improvements. ``contest`` solves the instances of a published planning contest with the same ``mrf``.
 
 Entry point: ``solve(program, mesh, pins)``, whose result has the named follow-ups ``polish``, ``certify``, ``replan``,
-``with_overlap``, ``bucketed_solution``, ``with_shared_latency`` and ``at_exclusive_latencies``. Modules here:
-``limits``, ``objective`` (cost of an assignment), ``buckets``, ``exclusive`` (latencies that no bucket shares) and
+``with_overlap``, ``bucketed_solution``, ``with_shared_latency`` and ``at_unshared_latencies``. Modules here:
+``limits``, ``objective`` (cost of an assignment), ``buckets``, ``unshared`` (latencies that no bucket shares) and
 ``solve``.
 """
 

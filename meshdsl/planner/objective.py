@@ -214,7 +214,7 @@ class Evaluator:
         ports, weights, total = self.model.ports, self.model.port_weights, float(self._unary_costs(rows).sum())
         edges: dict[int, Edges] = {}
         layouts = ports.layouts(rows)
-        total += float(self._exclusive_latencies(layouts).sum())
+        total += float(self._unshared_latencies(layouts).sum())
         for group in ports.resharded(layouts):
             cost, tree = self._tree(group)
             if tree:
@@ -267,31 +267,31 @@ class Evaluator:
         for costs, pairs in needed.items():
             self._compute_paths(costs, pairs - self._path_costs[costs].keys())
         reshards = (sum(map(self._path_costs[costs].__getitem__, edges)) * weight for costs, edges, weight in groups)
-        latencies = self._exclusive_latencies(self.model.ports.layouts(plan.rows)).sum()
+        latencies = self._unshared_latencies(self.model.ports.layouts(plan.rows)).sum()
         total = float(self._unary_costs(plan.rows).sum()) + float(latencies) + sum(reshards)
         return CostedPlan(plan.rows, total, plan.edges)
 
-    def _exclusive_latencies(self, layouts: Ids) -> Costs:
-        """Returns what the reshards to each of the model's ``exclusive`` ends add.
+    def _unshared_latencies(self, layouts: Ids) -> Costs:
+        """Returns what the reshards to each of the model's ``unshared`` ends add.
 
         Args:
           layouts: of the ports in a plan.
         """
-        ports, producers, shares = self._exclusive_ports
+        ports, producers, shares = self._unshared_ports
         found, spaces = np.zeros(ports.size), self.model.spaces[ports]
         for same in group_by(spaces) if ports.size else ():
             domain = self.model.domains[self.model.reshard_costs.distinct[spaces[same[0]]]]
             own, used = (domain.place_of[layouts[each[same]]] for each in (producers, ports))
-            found[same] = domain.exclusive_latencies[own, used]
+            found[same] = domain.unshared_latencies[own, used]
         return found * shares
 
     @cached_property
-    def _exclusive_ports(self) -> tuple[Ids, Ids, Costs]:
-        """The ports of the model's ``exclusive`` ends, those that define their values, and how often each pays."""
-        exclusive, wiring = self.model.exclusive, self.model.wiring
-        ports = index_array(map(wiring.port, exclusive))
+    def _unshared_ports(self) -> tuple[Ids, Ids, Costs]:
+        """The ports of the model's ``unshared`` ends, those that define their values, and how often each pays."""
+        unshared, wiring = self.model.unshared, self.model.wiring
+        ports = index_array(map(wiring.port, unshared))
         producers = wiring.port_producer[ports]
-        return ports, producers, self.model.port_weights[producers] * np.array(list(exclusive.values()))
+        return ports, producers, self.model.port_weights[producers] * np.array(list(unshared.values()))
 
     def _unary_costs(self, rows: Assignment) -> Costs:
         """Returns the cost of each node, nodes with equal costs next to each other."""

@@ -18,8 +18,6 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-import numpy as np
-
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Bucket, Pins, Solution
 from meshdsl.layouts.mesh import Mesh
@@ -27,7 +25,6 @@ from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.buckets import find_buckets, least_latency, most_savings, with_buckets
 from meshdsl.planner.costs.reshard_cost import OverlapWindow, SharedLatency
 from meshdsl.planner.encoding.networks import NetworkBuilder
-from meshdsl.planner.exclusive import ExclusiveUses
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.liveness.timeline import copy_timeline
@@ -47,6 +44,7 @@ from meshdsl.planner.search.search import (
     searches_jointly,
 )
 from meshdsl.planner.search.tie_break import fewest_layouts
+from meshdsl.planner.unshared import UnsharedUses
 from meshdsl.util.runtime import Deadline, Submit, gc_paused
 
 # ---- Results ---------------------------------------------------------------------------------------------------------
@@ -262,8 +260,8 @@ class SearchResult:
         model = self._with_relieved_latencies(part)
         return self._search_at(model, joint_networks(model))
 
-    def at_exclusive_latencies(self, best: float) -> "SearchResult | None":
-        """Returns the search where collectives pay the latencies that they share with no others (``exclusive``).
+    def at_unshared_latencies(self, best: float) -> "SearchResult | None":
+        """Returns the search where collectives pay the latencies that they share with no others (``unshared``).
 
         No plan undercuts its bound, with buckets or without. The result is None for a step that is searched axis by
         axis or layer by layer.
@@ -278,7 +276,7 @@ class SearchResult:
         networks = joint_networks(model)
         if networks is None or len(model.nodes) >= model.limits.encoding_layers_nodes:
             return None
-        model = self._with_exclusive_latencies(model, networks, best)
+        model = self._with_unshared_latencies(model, networks, best)
         return self._search_at(model, networks.priced(model))
 
     def _with_relieved_latencies(self, part: float) -> Model:
@@ -293,16 +291,16 @@ class SearchResult:
         fit = fitter.fit(found.plan, self.limit, fitter.pricing(self.fit.pricing))
         return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
 
-    def _with_exclusive_latencies(self, model: Model, networks: NetworkBuilder, best: float) -> Model:
+    def _with_unshared_latencies(self, model: Model, networks: NetworkBuilder, best: float) -> Model:
         """Returns a view in which those latencies count that no bucket shares, chosen in rounds."""
         limits, index, wiring = model.limits, model.problem.index, model.wiring
-        exclusive, enough = ExclusiveUses(model.problem.program.graph), (1 - limits.worth_gap) * model.scale.cost(best)
+        unshared, enough = UnsharedUses(model.problem.program.graph), (1 - limits.worth_gap) * model.scale.cost(best)
         plan, most, idle = self.fit.plan, 0.0, 0
         for _ in range(limits.buckets_rounds):
-            exclusive.add(layouts_of(model, plan.rows)[1], trees_of(model, plan))
-            ports = wiring.port_of_use[index.use_numbers(exclusive.shares)]
-            shares = np.fromiter(exclusive.shares.values(), float)[ports >= 0].tolist()
-            model = model.with_exclusive(dict(zip(wiring.ends_at(ports[ports >= 0]), shares, strict=True)))
+            unshared.add(layouts_of(model, plan.rows)[1], trees_of(model, plan))
+            ports = wiring.port_of_use[index.use_numbers(unshared.shares)]
+            parts = zip(wiring.ends_at(ports), ports, unshared.shares.values(), strict=True)
+            model = model.with_unshared({end: part for end, port, part in parts if port >= 0})
             if idle == limits.buckets_patience or model.deadline.expired():
                 break
             plan = search(model, lambda _: False, networks.priced(model), plan.rows).plan

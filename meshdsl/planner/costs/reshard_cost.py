@@ -330,13 +330,13 @@ class ReshardCosts:
         """
         return self._all_pairs(self.edges, sources, through, targets)
 
-    def exclusive_latencies(self, sources: Ids, through: Ids, targets: Ids) -> Costs:
+    def unshared_latencies(self, sources: Ids, through: Ids, targets: Ids) -> Costs:
         """Returns [sources, targets], what paths cost at least beyond ``all_pairs`` if their steps share no latency.
 
         Args:
           sources, through, targets: as of ``all_pairs``.
         """
-        return self._all_pairs(self._exclusive_edges, sources, through, targets)[1]
+        return self._all_pairs(self._unshared_edges, sources, through, targets)[1]
 
     def _all_pairs(
         self, edges: Callable[[bool], _Edges], sources: Ids, through: Ids, targets: Ids
@@ -362,7 +362,7 @@ class ReshardCosts:
             seconds = np.where(steps.is_collective, self._relief.seconds(seconds), seconds)
         return self._among(steps, self.scale.pack(seconds, steps.tie), partial)
 
-    def _exclusive_edges(self, partial: bool) -> _Edges:
+    def _unshared_edges(self, partial: bool) -> _Edges:
         """Returns the steps at what each costs beyond its price here: by itself, or as one of a bucket at least."""
         steps = self._arrays.edges
         beyond = self._seconds(steps, steps.fixed) - self._seconds(steps, self._fixed(steps))
@@ -504,9 +504,9 @@ class LayoutDomain:
         return _with_others(inner), _with_others(whole)
 
     @cached_property
-    def exclusive_latencies(self) -> Costs:
+    def unshared_latencies(self) -> Costs:
         """[layouts + 1, layouts + 1], what a reshard costs beyond ``costs`` if it shares no latency with others."""
-        return _with_others(self.reshard.exclusive_latencies(self.layouts, self.through, self.layouts))
+        return _with_others(self.reshard.unshared_latencies(self.layouts, self.through, self.layouts))
 
     @cached_property
     def indices(self) -> Ids:

@@ -174,14 +174,14 @@ class HubTables:
         made: Costs = self.memo.get("from hub", (moves, targets), make)
         return made
 
-    def exclusive_latencies(self, value: int, sources: Ids, targets: Ids, share: float) -> Costs:
+    def unshared_latencies(self, value: int, sources: Ids, targets: Ids, share: float) -> Costs:
         """Returns what resharding from each source to each target adds if it pays a share of its latency."""
         domain, times = self.model.domain(value), self.model.weight(value) * share
 
         def make(own: Ids, at: Ids) -> Costs:
-            return scale_costs(domain.exclusive_latencies[own[:, None], at], times)
+            return scale_costs(domain.unshared_latencies[own[:, None], at], times)
 
-        made: Costs = self.memo.get(("exclusive", domain.number, times), (sources, targets), make)
+        made: Costs = self.memo.get(("unshared", domain.number, times), (sources, targets), make)
         return made
 
     # ---- memory: a price per byte
@@ -265,7 +265,7 @@ class HubEncoder:
 
     def __init__(self, model: Model, domains: Domains, memo: Memo) -> None:
         self.model, self.domains, self.memo, self.tables = model, domains, memo, HubTables(model, memo)
-        self.ends, self._exclusive = model.wiring.ends_of, model.exclusive
+        self.ends, self._unshared = model.wiring.ends_of, model.unshared
 
     def is_wide(self, value: int) -> bool:
         """Whether a value has more consumers than one hub serves exactly."""
@@ -304,14 +304,14 @@ class HubEncoder:
             network.add(source[0], consumers[0][0], table)
         elif consumers and not self.is_wide(value):
             self.add_hub(network, value, dict.fromkeys(consumers, 1.0))
-        prices, exclusive = self.model.prices, self._exclusive
+        prices, unshared = self.model.prices, self._unshared
         for consumer in consumers:
             copied, waiting = prices.copy.get(consumer), prices.waiting.get(consumer)
-            if copied or waiting or consumer in exclusive:
+            if copied or waiting or consumer in unshared:
                 own, read = self.domains.layouts(source), self.domains.layouts(consumer)
-            if consumer in exclusive:
+            if consumer in unshared:
                 network.add(
-                    source[0], consumer[0], self.tables.exclusive_latencies(value, own, read, exclusive[consumer])
+                    source[0], consumer[0], self.tables.unshared_latencies(value, own, read, unshared[consumer])
                 )
             if copied:
                 network.add(source[0], consumer[0], self.tables.copy_prices(value, own, read, copied))

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value, walk
 from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.solution import Pins, Solution
-from meshdsl.layouts.reshard import ReshardStep, reshard_edges
+from meshdsl.layouts.reshard import ReshardStep, reshard_edges, steps_to
 from meshdsl.rules.dim_groups import DATA_MOVEMENT, ELEMENTWISE
 from meshdsl.rules.registry import RULES
 
@@ -80,16 +80,12 @@ def exact_trees(program: TracedProgram, pins: Pins, solution: Solution) -> Solut
 
 def _send_in_full(trees: Trees, value: Value, solution: Solution, use: tuple[int, int]) -> float:
     """Changes the steps on the way to a use; returns the seconds that this costs."""
-    layout, more = solution.uses[use], 0.0
-    by_end = {step.after: step for step in trees[value.id]}
-    while layout in by_end:
-        step = by_end[layout]
-        if step.format:
-            edges = reshard_edges(step.before, len(value.shape), solution.mesh)
-            plain = min((edge.of(value.bytes) for edge in edges if edge.after == layout), key=lambda x: x.seconds)
-            trees[value.id] = tuple(plain if each is step else each for each in trees[value.id])
-            more += plain.seconds - step.seconds
-        layout = step.before
+    more = 0.0
+    for step in [step for step in steps_to(solution.uses[use], trees[value.id]) if step.format]:
+        edges = reshard_edges(step.before, len(value.shape), solution.mesh)
+        plain = min((edge.of(value.bytes) for edge in edges if edge.after == step.after), key=lambda x: x.seconds)
+        trees[value.id] = tuple(plain if each is step else each for each in trees[value.id])
+        more += plain.seconds - step.seconds
     return more
 
 

@@ -239,8 +239,8 @@ def _partial_ways(problem: Problem, classes: NodeClasses, tables: Sequence[Signa
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
 State = tuple[int, ...]  # a row per mesh axis
-Exclusive = Mapping[End, float]
-NO_LATENCIES: Exclusive = MappingProxyType({})
+Unshared = Mapping[End, float]
+NO_LATENCIES: Unshared = MappingProxyType({})
 
 
 @dataclass
@@ -277,10 +277,8 @@ class Model:
       states: per node, [states, mesh axes], the states that are considered.
       representative: per node, the first with equal table, pins and states.
       hints: shared by all views.
-      exclusive: by consumer's end, the part of a latency that reshards to it pay, whatever relief their values have.
+      unshared: by consumer's end, the part of a latency that reshards to it pay, whatever relief their values have.
     """
-
-    exclusive: Exclusive = NO_LATENCIES
 
     def __init__(
         self, problem: Problem, deadline: Deadline | None = None, limits: SearchLimits = DEFAULT_LIMITS
@@ -299,7 +297,7 @@ class Model:
         self._known_unary: dict[Hashable, Costs] = {}
         self._finite: dict[int, Assignment] = {}  # by the identity of unary costs, which the line above keeps alive
         self._domains = LayoutDomains()
-        self.hints = SearchHints()
+        self.hints, self.unshared = SearchHints(), NO_LATENCIES
         self._set_pins()
 
     def repinned(self, problem: Problem) -> "Model":
@@ -336,7 +334,7 @@ class Model:
         other.first_states = self.first_states[:, axes]
         other._known_costs = {old: costs[old] for old in self.reshard_costs.distinct}
         other.reshard_costs = ReshardCostsByValue(list(other._known_costs.values()), self.reshard_costs.index_of)
-        other._finite, other._domains, other.hints, other.exclusive = {}, LayoutDomains(), SearchHints(), NO_LATENCIES
+        other._finite, other._domains, other.hints, other.unshared = {}, LayoutDomains(), SearchHints(), NO_LATENCIES
         other._unrestrict()
         return other
 
@@ -363,10 +361,10 @@ class Model:
         other._unrestrict()
         return other
 
-    def with_exclusive(self, exclusive: Exclusive) -> "Model":
+    def with_unshared(self, unshared: Unshared) -> "Model":
         """Returns a view in which the reshards to some consumers pay a part of their latencies all the same."""
         other = copy(self)
-        other.exclusive = exclusive
+        other.unshared = unshared
         return other
 
     def _set_problem(self, problem: Problem, like: NodeClasses | None = None) -> None:

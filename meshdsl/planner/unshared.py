@@ -24,13 +24,13 @@ from meshdsl.ir.graph import Graph, Value
 from meshdsl.ir.index import Use
 from meshdsl.layouts.collective_cost import BUCKETED
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.reshard import ReshardStep
+from meshdsl.layouts.reshard import ReshardStep, steps_to
 from meshdsl.planner.buckets import every_graph, is_sendable
 
 _USE_WORTH = 1e-3  # of a use without collectives, in collectives
 
 
-class ExclusiveUses:
+class UnsharedUses:
     """Chooses the uses whose latencies count, round by round.
 
     Args:
@@ -41,32 +41,31 @@ class ExclusiveUses:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._graphs = every_graph(graph)
+        self._graphs = [(one, dict(_sendable_uses(one))) for one in every_graph(graph)]
         self._worth, self._rounds = defaultdict[Use, float](float), 0
         self.shares: dict[Use, float] = {}
 
-    def add(self, uses: Mapping[Use, Layout], trees: Mapping[int, Sequence[ReshardStep]]) -> None:
+    def add(self, layouts: Mapping[Use, Layout], trees: Mapping[int, Sequence[ReshardStep]]) -> None:
         """Chooses again, knowing one more plan: the later a round, the more its choice counts.
 
         Args:
-          uses: the layout of each.
+          layouts: of every use.
           trees: the reshard steps of each value that has any.
         """
         self._rounds += 1
         part = 2 / (self._rounds + 1)
         self.shares = {use: (1 - part) * share for use, share in self.shares.items() if part < 1}
-        for graph in self._graphs:
-            for use, value in _sendable_uses(graph):
-                if value in trees:
-                    self._worth[use] += _collectives_to(uses[use], trees[value])
-            for use in self._disjoint(graph):
+        for graph, values in self._graphs:
+            for use, value in values.items():
+                steps = steps_to(layouts[use], trees[value]) if value in trees else ()
+                self._worth[use] += sum(step.kind in BUCKETED for step in steps)
+            for use in self._disjoint(graph, values):
                 self.shares[use] = self.shares.get(use, 0.0) + part
 
-    def _disjoint(self, graph: Graph) -> Iterator[Use]:
+    def _disjoint(self, graph: Graph, values: Mapping[Use, int]) -> Iterator[Use]:
         """Yields uses of one graph with disjoint spans, those with most collectives, then most uses."""
         ready = {v.id: 0 for v in graph.inputs} | {v.id: i + 1 for i, op in enumerate(graph.ops) for v in op.outputs}
         best: list[tuple[float, Any]] = [(0.0, None)]  # of the uses up to a position: their worth, and a linked list
-        values = dict(_sendable_uses(graph))
         for op in graph.ops:
             most = best[-1]
             for use in ((op.id, i) for i in range(len(op.inputs))):
@@ -87,12 +86,3 @@ def _sendable_uses(graph: Graph) -> Iterator[tuple[Use, int]]:
         for i, x in enumerate(op.inputs):
             if isinstance(x, Value) and is_sendable(x):
                 yield (op.id, i), x.id
-
-
-def _collectives_to(layout: Layout, tree: Sequence[ReshardStep]) -> int:
-    """Returns how many collectives that a bucket may have are on the way to a layout."""
-    found, sources = 0, {step.after: step for step in tree}
-    while layout in sources:
-        found += sources[layout].kind in BUCKETED
-        layout = sources[layout].before
-    return found

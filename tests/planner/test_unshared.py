@@ -11,8 +11,8 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import P
 from meshdsl.layouts.reshard import reshard_steps
 from meshdsl.planner.buckets import find_buckets, with_buckets
-from meshdsl.planner.exclusive import ExclusiveUses
 from meshdsl.planner.search.search import evaluate_plan
+from meshdsl.planner.unshared import UnsharedUses
 from meshdsl.trace import trace
 
 
@@ -55,8 +55,8 @@ def test_no_plan_with_its_buckets_undercuts_these_prices(loss, mesh):
     """Plans near the best one and far from it, drawn at random."""
     one = planned(loss, mesh)
     found, graph = one.variant.outcome, one.program.graph
-    priced, rng, shared = found.at_exclusive_latencies(found.seconds), np.random.default_rng(0), 0
-    assert priced.model.exclusive
+    priced, rng, shared = found.at_unshared_latencies(found.seconds), np.random.default_rng(0), 0
+    assert priced.model.unshared
     for share in np.linspace(0, 0.5, 40):
         rows = found.fit.plan.rows.copy()
         for n in np.flatnonzero(rng.random(len(rows)) < share):
@@ -78,16 +78,16 @@ def test_shares_of_uses_with_a_point_in_common_add_up_to_one_at_most():
     tree = [next(step for step in reshard_steps(Layout(data=P), (8,), 4, mesh) if step.kind == "all-reduce")]
     reads = [((op.id, i), x) for op in one.ops for i, x in enumerate(op.inputs) if isinstance(x, Value)]
     early, late = reads[0][0], next(use for use, x in reads[1:] if x.id == one.inputs[0].id)
-    exclusive = ExclusiveUses(one)
-    exclusive.add({use: tree[0].after for use, _ in reads}, {x.id: tree for _, x in reads})
-    assert exclusive.shares.get(early) == 1 and late not in exclusive.shares
+    unshared = UnsharedUses(one)
+    unshared.add({use: tree[0].after for use, _ in reads}, {x.id: tree for _, x in reads})
+    assert unshared.shares.get(early) == 1 and late not in unshared.shares
     for _ in range(9):
-        exclusive.add(
+        unshared.add(
             {use: tree[0].after if use == late else tree[0].before for use, _ in reads}, {reads[0][1].id: tree}
         )
-    assert 0 < exclusive.shares[early] < 1 and 0 < exclusive.shares[late] < 1
+    assert 0 < unshared.shares[early] < 1 and 0 < unshared.shares[late] < 1
     made, load = {v.id: i for i, op in enumerate(one.ops) for v in op.outputs}, np.zeros(len(one.ops))
-    for (op, _), share, x in ((use, exclusive.shares.get(use, 0.0), x) for use, x in reads):
+    for (op, _), share, x in ((use, unshared.shares.get(use, 0.0), x) for use, x in reads):
         at = [each.id for each in one.ops].index(op)
         load[made.get(x.id, -1) + 1 : at + 1] += share  # sent behind its producer, in front of the use at the latest
     assert load.max() <= 1 + 1e-9
