@@ -154,7 +154,8 @@ _OPERAND = re.compile(r"%([\w.\-]+)\)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 # Per backend and dtype, the other types in which its compiler sends numbers of that dtype. A CPU has no arithmetic of
 # short floats and none on less than a byte, and widens such numbers around collectives; a TPU narrows operands of its
-# matrix unit. Any other type counts with its own bytes.
+# matrix unit; a GPU has no maxima of 16-bit integers, as which maxima of short floats are sent. Any other type counts
+# with its own bytes.
 _SHORT_FLOATS = "e3m4 e4m3 e4m3b11fnuz e4m3fn e4m3fnuz e5m2 e5m2fnuz".split()
 SENT_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "cpu": {
@@ -165,6 +166,7 @@ SENT_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("int2", "int4"), ("s8",)),
         **{"uint2": ("s8",), "uint4": ("u8",)},
     },
+    "gpu": dict.fromkeys(("bfloat16", "float16"), ("s32",)),
     "tpu": {"float32": ("bf16",), "float16": ("bf16", "f32"), "bfloat16": ("f32",)},
 }
 _DIGITS = re.compile(r"\d+")

@@ -223,8 +223,36 @@ def _all_gather(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
 
 
 def _all_reduce(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
-    reduce: Callable[..., jax.Array] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[_reduction(move.source)]
-    return reduce(x, move.axes)
+    """The reduction; of floats, a maximum or minimum is NaN where one is, as that of ``jnp.max``.
+
+    All-reduces of CPU (jax 0.10) and NCCL lose NaN, so they are sent integers.
+    """
+    reduction = _reduction(move.source)
+    if reduction == "sum" or x.dtype.name not in _ORDERED:
+        reduce: Callable[..., jax.Array] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[reduction]
+        return reduce(x, move.axes)
+    if reduction == "min":
+        return -_restored_order(lax.pmax(_in_order(-x), move.axes), x.dtype)
+    return _restored_order(lax.pmax(_in_order(x), move.axes), x.dtype)
+
+
+_ORDERED = {  # floats whose bits are a sign and a magnitude, the largest of which are NaN, as integers
+    **dict.fromkeys(("float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"), jnp.int8),
+    **{"float16": jnp.int16, "bfloat16": jnp.int16, "float32": jnp.int32, "float64": jnp.int64},
+}
+
+
+def _in_order(x: jax.Array) -> jax.Array:
+    """Returns integers in the order of the floats ``x``, with NaN as the largest."""
+    dtype = _ORDERED[x.dtype.name]
+    largest = dtype(jnp.iinfo(dtype).max)
+    n = lax.bitcast_convert_type(x, dtype)
+    return jnp.where(jnp.isnan(x), largest, jnp.where(n < 0, n ^ largest, n))
+
+
+def _restored_order(n: jax.Array, dtype: Any) -> jax.Array:
+    """Returns the floats of which ``_in_order`` made ``n``."""
+    return lax.bitcast_convert_type(jnp.where(n < 0, n ^ jnp.iinfo(n.dtype).max, n), dtype)
 
 
 def _reduce_scatter(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:

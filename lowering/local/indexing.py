@@ -29,7 +29,7 @@ from jax.lax import GatherScatterMode
 from meshdsl.ir.graph import Op
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import P
-from meshdsl.lowering.local.registry import Local, bind, local
+from meshdsl.lowering.local.registry import Local, bind, local, padded
 from meshdsl.rules.indexing import COMBINE, SCATTERS, Combine, Lookup, gather_dims, scatter_dims, window
 
 # ---- Gather and scatter ----------------------------------------------------------------------------------------------
@@ -283,5 +283,5 @@ def _shifted(x: jax.Array, dim: int, by: jax.Array, size: int, fill: jax.Array |
     """``size`` elements of ``x`` after the first ``by``; ``fill``, by default zeros, out of bounds."""
     n = x.shape[dim]
     around = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
-    padded = lax.pad(x, jnp.zeros((), x.dtype) if fill is None else fill, around)
-    return lax.dynamic_slice_in_dim(padded, jnp.clip(by + size, 0, n + size), size, dim)
+    around_it = padded(x, jnp.zeros((), x.dtype) if fill is None else fill, around)
+    return lax.dynamic_slice_in_dim(around_it, jnp.clip(by + size, 0, n + size), size, dim)

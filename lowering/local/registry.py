@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir.graph import Op
@@ -105,8 +106,23 @@ def run_local(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.
 def bind(op: Op, *arrays: jax.Array, **changed: Any) -> tuple[jax.Array, ...]:
     """Runs the primitive of ``op`` on ``arrays``, with some parameters changed."""
     params = {**op.params, **{name: None for name in _SHARDINGS if name in op.params}, **changed}
+    if op.name == "pad":
+        return (padded(arrays[0], arrays[1], params["padding_config"]),)
     result = op.primitive.bind(*arrays, **op.primitive.get_bind_params(params))
     return tuple(result) if op.primitive.multiple_results else (result,)
+
+
+def padded(x: jax.Array, fill: jax.Array, amounts: Sequence[tuple[int, int, int]]) -> jax.Array:
+    """Returns ``x`` padded or cut by low, high and interior ``amounts``.
+
+    jax does not pad keys, but passes over the graph do, to select other keys there: these have zeros beside them.
+    """
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return lax.pad(x, fill, amounts)
+    data = jax.random.key_data(x)
+    data = lax.pad(data, jnp.zeros((), data.dtype), [*amounts, *((0, 0, 0),) * (data.ndim - x.ndim)])
+    keys: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return keys
 
 
 _SHARDINGS = ("sharding", "out_sharding")  # the user's types of global arrays; a block has none

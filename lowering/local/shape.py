@@ -10,7 +10,7 @@ from meshdsl.ir.graph import Op
 from meshdsl.layouts.exchange import permute_elements
 from meshdsl.lowering.local.collectives import cycle, mirror, slid, swap, windows
 from meshdsl.lowering.local.indexing import part_in_block
-from meshdsl.lowering.local.registry import Local, bind, local
+from meshdsl.lowering.local.registry import Local, bind, local, padded
 from meshdsl.rules.shape import longest_moves, pad_windows, slice_windows
 from meshdsl.trace.passes.share_halos import rolled
 
@@ -123,7 +123,7 @@ def shifts(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arr
     for move, amounts in zip(op.params["moves"], config, strict=True):
         starts = [halos[d][0] - by if d in halos else 0 for d, by in enumerate(move)]
         part = lax.slice(held, starts, [start + n for start, n in zip(starts, x.shape, strict=True)])
-        moved.append(lax.pad(part, fill, amounts) if any(map(any, amounts)) else part)
+        moved.append(padded(part, fill, amounts) if any(map(any, amounts)) else part)
     return tuple(moved)
 
 
@@ -143,7 +143,7 @@ def rolls(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arra
 def _own_places(op: Op, x: jax.Array, fill: jax.Array, where: Local, d: int) -> jax.Array:
     """This device's block of a padded dim that it holds whole: the part that falls in the block, padded."""
     low, _, between = op.params["padding_config"][d]
-    spread = lax.pad(x, fill, [(0, 0, between) if i == d else (0, 0, 0) for i in range(x.ndim)]) if between else x
+    spread = padded(x, fill, [(0, 0, between) if i == d else (0, 0, 0) for i in range(x.ndim)]) if between else x
     block = where.local_shape(where.outputs[0], op.outputs[0].shape)[d]
     first = where.offset(where.outputs[0], d, op.outputs[0].shape[d]) - low
     return part_in_block(spread, d, first, block, fill)

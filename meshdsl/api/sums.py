@@ -84,7 +84,9 @@ def _integers(leaves: Sequence[Any]) -> Iterator[tuple[int, np.ndarray]]:
     """The integers and truth values among the arguments, by their places."""
     for i, x in enumerate(leaves):
         lost = isinstance(x, jax.Array) and (x.is_deleted() or not x.is_fully_addressable)
-        if hasattr(x, "__array__") and not lost and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) and not lost:
+            yield i, np.asarray(jax.random.key_data(x))
+        elif hasattr(x, "__array__") and not lost and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
             array = np.asarray(x)
             if jax.numpy.issubdtype(array.dtype, np.integer) or array.dtype == bool:
                 yield i, array

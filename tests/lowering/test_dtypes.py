@@ -193,6 +193,25 @@ def test_keys(kind, tmp_path):
     assert sum(shown) == len(names) * held // 4
 
 
+def test_verify_draws_with_the_keys_of_the_call():
+    """Random draws are those of the step, as of random keys given as integers."""
+
+    def step(w, k, x):
+        return jax.grad(lambda w: jnp.sum(jax.vmap(jax.random.normal)(k) * (x @ w)))(w)
+
+    args = jnp.ones(8), jax.random.split(jax.random.key(3), 16), jnp.ones((16, 8))
+    pins = {"k": "data=S(0)", "x": "data=S(0)"}
+    md.parallelize(step, "data=8", pins, outputs={"": "data=S(0)"}).verify(*args)
+
+
+def test_rows_of_keys_are_set():
+    def step(k):
+        return k.at[jnp.array([1, 5])].set(k[0]), k.at[2:11:4].set(k[9]), k[1:] == k[:-1]
+
+    keys = jax.random.split(jax.random.key(3), 16)
+    agrees(step, {"k": "data=S(0)"}, keys)
+
+
 # ---- Computations ----------------------------------------------------------------------------------------------------
 
 
@@ -266,3 +285,16 @@ def test_complex_numbers_of_128_bits():
         x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 8)) + 1j, jnp.complex128)
         plan = agrees(lambda x: x * 2j, {"x": "data=S(0)"}, x, outputs={"": "data=S(1)"})
         assert [(c.kind, c.bytes) for c in plan.collectives] == [("all-to-all", 16 * 8 * 16 // 4 * 3 // 4)]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_maxima_over_devices_keep_nan_and_infinities(name):
+    x = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
+    x[3, 0], x[5, 1], x[7, 2], x[:, 3], x[:, 4] = np.nan, np.inf, -np.inf, -0.0, -abs(x[:, 4])
+    given = jnp.asarray(x).astype(dtype(name))
+    mesh, ends = md.Mesh(data=4, topology=APART), {"*": "data=B"}
+    sharded = md.parallelize(lambda x: (x.max(0), x.min(0)), mesh, {"x": "data=S(0)"}, outputs=ends)
+    assert {c.kind for c in sharded.plan(given).collectives} == {"all-reduce"}
+    for got, expected in zip(sharded(given), (given.max(0), given.min(0)), strict=True):
+        np.testing.assert_array_equal(got.astype(jnp.float32), expected.astype(jnp.float32))
+    sharded.verify(given)

@@ -94,14 +94,14 @@ def _before_reshapes(op: Op, reshaped: dict[int, Value]) -> Sequence[Atom]:
 
 
 def _second(op: Op) -> Sequence[Atom]:
-    """The second operand, if it is the result: an update that replaces the whole array, or x of 1 * x."""
-    if op.name not in ("dynamic_update_slice", "mul"):
+    """The second operand, if it is the result: an update that replaces the whole array, or x of 1 * x, max(-inf, x)."""
+    if op.name not in ("dynamic_update_slice", "mul", "max", "min"):
         return ()
     first, second, made = op.inputs[0], op.inputs[1], op.outputs[0]
     if second.shape != made.shape or second.dtype != made.dtype:
         return ()
-    one = op.name == "dynamic_update_slice" or (isinstance(first, Literal) and bool(first.value == 1))
-    return (second,) if one else ()
+    neutral = op.name == "dynamic_update_slice" or (isinstance(first, Literal) and _is_neutral_number(op, first))
+    return (second,) if neutral else ()
 
 
 def _is_identity(op: Op) -> bool:
@@ -133,10 +133,17 @@ def _keeps_dims(op: Op) -> bool:
 
 
 def _is_neutral(op: Op) -> bool:
-    """Whether it is x * 1, x / 1 or x - 0."""
-    if op.name not in _NEUTRAL or not isinstance(op.inputs[1], Literal):
-        return False
-    return bool(op.inputs[1].value == _NEUTRAL[op.name])
+    """Whether it is x * 1, x / 1, x - 0, or a maximum or minimum with the infinity that it never takes."""
+    return op.name in ("div", "sub", "mul", "max", "min") and (
+        isinstance(op.inputs[1], Literal) and _is_neutral_number(op, op.inputs[1])
+    )
+
+
+def _is_neutral_number(op: Op, x: Literal) -> bool:
+    if op.name in ("max", "min"):
+        infinite = jnp.issubdtype(x.dtype, np.floating) and bool(jnp.isinf(x.value))
+        return infinite and bool(x.value < 0) == (op.name == "max")
+    return bool(x.value == _NEUTRAL[op.name])
 
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------

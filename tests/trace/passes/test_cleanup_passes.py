@@ -52,6 +52,9 @@ def names(graph):
         lambda x: 1.0 * x,
         lambda x: x / 1,
         lambda x: x - 0.0,
+        lambda x: jax.lax.max(x, -jnp.inf),
+        lambda x: jax.lax.max(-jnp.inf, x),
+        lambda x: jax.lax.min(x, jnp.inf),
     ],
 )
 def test_identities_go(identity):
@@ -100,6 +103,9 @@ def test_identities_on_dims_of_one_go(identity):
         lambda x: x * 2.0,
         lambda x: 0.0 - x,
         lambda x: 1 / x,
+        lambda x: jax.lax.max(x, jnp.inf),
+        lambda x: jax.lax.min(-jnp.inf, x),
+        lambda x: jax.lax.max(x, 0.0),
         lambda x: jax.lax.cumsum(x, 0),
         lambda x: jax.lax.pad(x, 2.0, ((1, -1, 0), (0, 0, 0))),
         lambda x: jax.lax.pad(x, 2.0, ((-1, 1, 0), (1, -1, 0))),
