@@ -194,7 +194,7 @@ def _window(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ExchangeCol
         if axes:
             elements = (start, stop) if stop - start < extent else (0, 0)
             found.append(ExchangeCollective("collective-permute", axes, distance % blocks, *elements))
-    return tuple(found)
+    return tuple(dict.fromkeys(found))  # what lies at both ends is fetched once
 
 
 def _mirror(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ExchangeCollective, ...]:

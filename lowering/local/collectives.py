@@ -393,16 +393,20 @@ def gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 def cycle(x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: int) -> jax.Array:
     """Returns this block with ``before`` elements of ``dim`` in front and ``after`` behind, cyclically.
 
-    Where both ends come from one device, their collectives differ in the data alone, which the compiler may find equal:
-    all rows of a mean's gradient are.
+    A part of a block that lies at both ends is fetched once. Where different parts of one length come from one device,
+    their collectives differ in the data alone, which the compiler may find equal: all rows of a mean's gradient are.
     """
     blocks, sent, found = prod(where.sizes[axis] for axis in axes), set[tuple[int, int]](), []
+    fetched: dict[tuple[int, int, int], jax.Array] = {}
     for number, (distance, start, stop) in enumerate(window_pieces(before, after, x.shape[dim])):
-        piece, kind = lax.slice_in_dim(x, start, stop, axis=dim), (distance % blocks, stop - start)
-        if distance % blocks and kind in sent:
-            piece = opaque_copy(piece, number, axes[0], where.sizes[axes[0]])
-        sent.add(kind)
-        found.append(_fetched(piece, where, axes, distance))
+        part, kind = (distance % blocks, start, stop), (distance % blocks, stop - start)
+        if part not in fetched:
+            piece = lax.slice_in_dim(x, start, stop, axis=dim)
+            if distance % blocks and kind in sent:
+                piece = opaque_copy(piece, number, axes[0], where.sizes[axes[0]])
+            sent.add(kind)
+            fetched[part] = _fetched(piece, where, axes, distance)
+        found.append(fetched[part])
     return lax.concatenate(found, dim)
 
 

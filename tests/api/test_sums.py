@@ -120,3 +120,10 @@ def test_integers_of_the_call_are_indices():
 
     sharded = md.parallelize(step, "data=8", {"x": "data=S(0)"})
     assert sharded.verify(jnp.ones((8, 4)), jnp.arange(4)).sums.agreeing == ("the result",)
+
+
+def test_keys_are_those_of_the_call():
+    keys = jax.random.split(jax.random.key(3), 4)
+    ((place, found),) = sums._integers([jnp.ones(2), keys])
+    assert place == 1
+    np.testing.assert_array_equal(found, jax.random.key_data(keys))

@@ -39,6 +39,8 @@ def test_parts_of_an_exchange():
 
     halo = Exchange("window", 0, 0, before=1, after=2)
     assert parts(halo, 4, 4) == [("collective-permute", (0,), 3, 1), ("collective-permute", (0,), 1, 2)]
+    both_ends = [("collective-permute", (0,), distance, 0) for distance in (1, 2)]
+    assert parts(Exchange("window", 0, 0, before=8, after=8), 4, 3) == both_ends
     assert parts(Exchange("window", 0, 0, before=5), 4, 2) == [("collective-permute", (0,), 1, 0)]
     whole = [("collective-permute", (0,), 1, 0)]
     assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 4, 2) == whole == parts(Exchange("mirror", 0), 4, 2)

@@ -193,17 +193,6 @@ def test_keys(kind, tmp_path):
     assert sum(shown) == len(names) * held // 4
 
 
-def test_verify_draws_with_the_keys_of_the_call():
-    """Random draws are those of the step, as of random keys given as integers."""
-
-    def step(w, k, x):
-        return jax.grad(lambda w: jnp.sum(jax.vmap(jax.random.normal)(k) * (x @ w)))(w)
-
-    args = jnp.ones(8), jax.random.split(jax.random.key(3), 16), jnp.ones((16, 8))
-    pins = {"k": "data=S(0)", "x": "data=S(0)"}
-    md.parallelize(step, "data=8", pins, outputs={"": "data=S(0)"}).verify(*args)
-
-
 def test_rows_of_keys_are_set():
     def step(k):
         return k.at[jnp.array([1, 5])].set(k[0]), k.at[2:11:4].set(k[9]), k[1:] == k[:-1]

@@ -133,3 +133,13 @@ def test_stencils_inside_a_shard_map():
     sharded = md.parallelize(step, mesh, {"u": "x=S(0) y=S(1)"})
     sharded.verify(u)
     sharded.check(u)
+
+
+def test_windows_that_reach_around_fetch_each_block_once():
+    """Every device convolves all of one row with its block of the other."""
+    sharded = md.parallelize(lambda u: jnp.correlate(u[0], u[1], "full"), md.Mesh.parse("x=8", SLOW), {"u": "x=S(1)"})
+    u = grid(2, 16)
+    permutes = [c for c in sharded.plan(u).collectives if c.kind == "collective-permute"]
+    assert len(permutes) == 7
+    sharded.verify(u)
+    sharded.check(u)
