@@ -14,7 +14,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import topology
 from meshdsl.models import mixture
 from meshdsl.models.mixture import CONFIGS
-from meshdsl.planner.costs.op_cost import work_of
+from meshdsl.planner.costs.op_cost import flops_of
 from meshdsl.trace import trace
 
 BATCH, MEMORY = 64, 1e13
@@ -38,7 +38,7 @@ def row(name: str, axes: dict[str, int], layout: str) -> list[str]:
     found = {"": 0.0, "rematted": 0.0}
     for graph, op in walk(trace(program.step, program.args).graph):
         if op.name == "ragged_dot_general":
-            found["rematted" * ("rematted" in op.scope)] += graph.trips * work_of(op, set()).flops / ideal
+            found["rematted" * ("rematted" in op.scope)] += graph.trips * flops_of(op) / ideal
     start = process_time()
     plan = parallelize(program.step, mesh, rules=program.rules, memory=MEMORY).plan(*program.args)
     spent, devices = process_time() - start, mesh.size

@@ -29,6 +29,7 @@ from meshdsl.util.html import tables_html
 from meshdsl.util.text import bytes_text, seconds_text
 
 HOST = ("host_memory", "host_load", "host_store")  # fields on the memory of the host
+FUSIONS = ("chains", "kernels")  # models of what a compiler fuses
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")  # of collectives
 
 # ---- Links and topologies --------------------------------------------------------------------------------------------
@@ -107,6 +108,8 @@ class Topology:
       half_side: rows, columns or summed elements at which a matrix product reaches half its rate
         (n_1/2; Hockney and Jesshope 1981): a product of ``m x k`` by ``k x n`` takes ``(1 + half_side / m)``
         times as long as its FLOPs say, and so on for n and k.
+      fusion: how operations are fused, which decides what they read and write: "chains" or "kernels", as XLA does for
+        GPUs (``meshdsl.planner.costs.fusion``).
       grouped: FLOP/s per device of convolutions in groups, depthwise ones among them; 0 for as fast as others.
       pieces: into how many pieces the system that runs the step cuts a collective of a matrix product's operand or
         result, to send it during the product (Wang et al. 2023; NeMo's ``tp_comm_overlap``). It
@@ -139,6 +142,7 @@ class Topology:
     links: tuple[Link, ...]
     axes: tuple[tuple[str, Link], ...] = ()
     half_side: float = 0.0
+    fusion: str = "chains"
     grouped: float = 0.0
     pieces: int = 1
     asynchronous: tuple[str, ...] = KINDS
@@ -158,6 +162,11 @@ class Topology:
         if any(getattr(self, name) for name in HOST) and not all(getattr(self, name) for name in HOST):
             missing = ", ".join(name for name in HOST if not getattr(self, name))
             raise ArgumentError(f"topology {self.name}: {missing} is 0; host memory needs {', '.join(HOST)}")
+        if self.fusion not in FUSIONS:
+            known = " nor ".join(map(repr, FUSIONS))
+            raise ArgumentError(
+                f"topology {self.name}: fusion={self.fusion!r} is neither {known}{nearest(str(self.fusion), FUSIONS)}"
+            )
         if not isinstance(self.pieces, int) or self.pieces < 1:
             raise ArgumentError(
                 f"topology {self.name}: pieces={self.pieces!r} is not a number of pieces; 1 sends whole"
@@ -392,7 +401,13 @@ def topology_text(topology: Topology) -> str:
 
 def written_fields(topology: Topology) -> list[str]:
     """Returns the names of the fields that files have: those that earlier files lack only where they say something."""
-    later = {"asynchronous": KINDS, "across_loops": False, "contention": 0.0, **dict.fromkeys(HOST, 0.0)}
+    later = {
+        "fusion": FUSIONS[0],
+        "asynchronous": KINDS,
+        "across_loops": False,
+        "contention": 0.0,
+        **dict.fromkeys(HOST, 0.0),
+    }
     return [f.name for f in fields(Topology) if f.name not in later or getattr(topology, f.name) != later[f.name]]
 
 

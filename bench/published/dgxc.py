@@ -84,6 +84,7 @@ def _case(number: int, row: dict[str, str]) -> Case:
         md.Rules(rules, **sharded),
         stages(pp, gbs // (dp * mbs)),
         chunks,
+        xla=maxtext,
         pieces=1 if maxtext else PIECES,  # ``tp_comm_overlap`` of NeMo's recipes
     )
 

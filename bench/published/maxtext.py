@@ -36,7 +36,19 @@ def _case(number: int, row: dict[str, str]) -> Case:
     )
     label = f"{row['model']} {row['accelerator']} batch {row['per_device_batch']} per chip"
     return Case(
-        TABLE, number, label, f"{row['model']} {row['tpu']}", f"tpu-{row['tpu']}", config, batch, mesh, measured, rules
+        *(
+            TABLE,
+            number,
+            label,
+            f"{row['model']} {row['tpu']}",
+            f"tpu-{row['tpu']}",
+            config,
+            batch,
+            mesh,
+            measured,
+            rules,
+        ),
+        xla=True,
     )
 
 

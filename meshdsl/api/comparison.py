@@ -32,7 +32,7 @@ from meshdsl.lowering.reference import is_divided
 from meshdsl.plan.op_times import plan_flops
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import SourceNames
-from meshdsl.planner.costs.op_cost import work_of
+from meshdsl.planner.costs.op_cost import flops_of
 from meshdsl.shardings import partition_spec
 from meshdsl.util.text import bytes_text, percent_text, seconds_text, table
 
@@ -329,7 +329,7 @@ class PlanComparison:
             computed[source] += site.trips * product_at(site.instruction, module.computations[site.inside]).flops
         whole = Counter[str]()
         for one, op in walk(graph):
-            whole[self._names.of(op.source)] += round(work_of(op, set()).flops * one.trips)
+            whole[self._names.of(op.source)] += round(flops_of(op) * one.trips)
         found = list[RepeatedLine]()
         for source, flops in computed.most_common():
             times = round(mesh.size * flops / whole[source]) if whole[source] else 1

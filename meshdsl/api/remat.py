@@ -38,7 +38,7 @@ from meshdsl.plan.host import boundary_bytes
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons, collectives_inside
 from meshdsl.plan.types import Recomputation, RecomputedValue
-from meshdsl.planner.costs.op_cost import VIEWS, ends_fusion
+from meshdsl.planner.costs.fusion import VIEWS, ends_fusion
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.variables import OpClasses
@@ -308,12 +308,14 @@ def _with_traffic(
     """Returns the seconds of traffic that keeping values causes, by their ids, and what second runs add, by op id."""
     sizes, uses = solution.mesh.sizes_by_name, residual_uses(program.graph, ends_fusion)
     traffic, again = dict[int, float](), dict(twice)
+    copies = solution.mesh.topology.fusion == "kernels"
     for graph, op in walk(program.graph):
         for v in op.outputs if op.id in again else ():
             if v.id in uses:
                 use, elements = uses[v.id], prod(solution.layouts[v.id].local_shape(v.shape, sizes))
                 once = graph.trips * elements * v.itemsize / solution.mesh.topology.memory_bandwidth
-                traffic[v.id] = once * (use.fused + (not use.written and (use.fused or not use.idle)))
+                moved = use.fused + (not use.written and (use.fused or not use.idle))
+                traffic[v.id] = once * (moved + copies * use.copied)
                 again[op.id] = 0.0 if use.idle else max(0.0, again[op.id] - once * use.fused)
     return traffic, again
 

@@ -10,7 +10,8 @@ from meshdsl.ir.graph import Graph, Op, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pipelining.scan_stages import HEAD, PROLOGUE, TAIL, Stages
-from meshdsl.planner.costs.op_cost import materialized_ids, unsharded_seconds, work_of
+from meshdsl.planner.costs.op_cost import flops_of, unsharded_seconds, work_of
+from meshdsl.planner.costs.traffic import traffic_of
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.schedules.partition import partition_layers
@@ -21,7 +22,7 @@ class StageTimer:
     """Seconds of operations of a graph on one device that holds their operands whole."""
 
     def __init__(self, graph: Graph, mesh: Mesh) -> None:
-        self.mesh, self.materialized = mesh, materialized_ids(graph)
+        self.mesh, self.traffic = mesh, traffic_of(graph, mesh.topology.fusion)
 
     def seconds(self, ops: Iterable[Op]) -> float:
         """Returns the seconds of operations, those in the bodies of loops by their iterations."""
@@ -33,12 +34,12 @@ class StageTimer:
     def _alone(self, op: Op) -> float:
         if op.bodies or op.name in ("return", "constant", "constrain"):
             return 0.0
-        return unsharded_seconds(op, work_of(op, self.materialized), self.mesh)
+        return unsharded_seconds(op, work_of(op, self.traffic.of(op)), self.mesh)
 
 
 def matrix_flops(graph: Graph) -> float:
     """Returns the FLOPs of matrix products and convolutions, by their iterations."""
-    return sum(work_of(op, set()).flops * inside.trips for inside, op in walk(graph))
+    return sum(flops_of(op) * inside.trips for inside, op in walk(graph))
 
 
 def workspace_bytes(graph: Graph, mesh: Mesh) -> int:

@@ -22,14 +22,9 @@ from meshdsl.layouts.placement import Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.types import Collective, Line, Span
-from meshdsl.planner.costs.op_cost import (
-    OpWork,
-    operands_and_results,
-    unsharded_seconds,
-    work_of,
-    work_seconds,
-    workspace_bytes,
-)
+from meshdsl.planner.costs.fusion import operands_and_results
+from meshdsl.planner.costs.op_cost import OpWork, flops_of, unsharded_seconds, work_seconds, workspace_bytes
+from meshdsl.planner.costs.traffic import traffic_of
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.variables import OpClasses
@@ -61,7 +56,10 @@ class OpTimes:
     def __init__(
         self, program: TracedProgram, solution: Solution, reasons: Reasons, classes: OpClasses | None = None
     ) -> None:
-        self.solution, self._classes = solution, classes or OpClasses(program.graph)
+        self.solution, self._classes = (
+            solution,
+            classes or OpClasses(program.graph, traffic_of(program.graph, solution.mesh.topology.fusion)),
+        )
         self._local_steps = _local_step_seconds(solution, reasons)
         self._by_signature: dict[Hashable, float] = {}
         self._by_op: dict[int, float] = {}
@@ -85,7 +83,7 @@ class OpTimes:
         number = self._classes.number_of(op)
         if number not in self._whole:
             work, mesh = self.work(op), self.solution.mesh
-            overhead = mesh.topology.overhead if any(work.accesses) else 0.0
+            overhead = mesh.topology.overhead * work.starts
             self._whole[number] = unsharded_seconds(op, work, mesh) - overhead
         return self._whole[number]
 
@@ -306,10 +304,7 @@ def plan_flops(program: TracedProgram, solution: Solution) -> float:
 
     A mesh axis divides the work of an operation if it splits any of its operands or results.
     """
-    no_fusion = set[int]()
-    return sum(
-        work_of(op, no_fusion).flops * graph.trips / _devices(op.id, solution) for graph, op in walk(program.graph)
-    )
+    return sum(flops_of(op) * graph.trips / _devices(op.id, solution) for graph, op in walk(program.graph))
 
 
 def _devices(op: int, solution: Solution) -> int:

@@ -52,7 +52,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import collectives_inside
-from meshdsl.planner.costs.op_cost import PRODUCTS, ends_fusion
+from meshdsl.planner.costs.fusion import PRODUCTS, ends_fusion
 
 COMPUTE = ""  # the stream of a device's computation; links have names
 EXACT_ITERATIONS = 2  # iterations at either end of a loop of loops that are simulated one by one

@@ -60,7 +60,7 @@ def utilization(
         if rows is None:
             continue
         work, inside = times.work(op), prod(mesh.axis(axis) for axis in op.manual)
-        overhead = mesh.topology.overhead if any(work.accesses) else 0.0
+        overhead = mesh.topology.overhead * work.starts
         seconds = times.compute_seconds(op) - overhead
         repeats = prod(
             size
@@ -92,7 +92,7 @@ def _bound_of(graph: Graph, mesh: Mesh) -> tuple[float, float]:
     flops, bound = 0.0, 0.0
     for inside, op in walk(graph):
         if REMATTED not in op.scope:
-            work, devices = work_of(op, set()), prod(mesh.axis(axis) for axis in op.manual)
+            work, devices = work_of(op), prod(mesh.axis(axis) for axis in op.manual)
             found = inside.trips * devices * work.flops
             flops += found
             bound += found / mesh.size / mesh.topology.flops(work.itemsize, work.groups is not None)

@@ -10,6 +10,9 @@ Here ``d`` is *idle*: the forward pass computes it for the backward pass alone, 
 original is dropped. (An operation that is not fused with others never counts as idle: whether it is dropped depends on
 what is chosen for all that reads it.) Its copy is *fused*: one elementwise operation reads it, and it never reaches
 memory. And it is not *written* unless it is kept. So to recompute can be faster than to keep, whatever the memory.
+
+What a loop over layers keeps is stacked. A compiler fills the stack with zeros, copies into it what is in memory by
+itself, and copies out of it what a product reads (``meshdsl.planner.costs.traffic``).
 """
 
 from collections import defaultdict
@@ -31,11 +34,13 @@ class ResidualUse(NamedTuple):
       idle: the forward pass computes it for the backward pass alone.
       written: it is written to memory in the forward pass even if it is not kept.
       fused: its copy in the backward pass is not written to memory.
+      copied: how often its bytes are moved to stack it and to take it from the stack, if it is kept in a loop.
     """
 
     idle: bool
     written: bool
     fused: bool
+    copied: int = 0
 
 
 def residual_uses(graph: Graph, ends_fusion: Callable[[str], bool]) -> dict[int, ResidualUse]:
@@ -65,7 +70,7 @@ def residual_uses(graph: Graph, ends_fusion: Callable[[str], bool]) -> dict[int,
             ends = [i for port in loop_ports(forward) if port.role is PortRole.CARRY for _, i in port.outputs]
             carried = {end.id for i in ends if isinstance(end := body.returned[i], Value)}
             roots = carried | stacked_anyway(forward, loops, level, stacks)
-            found |= _uses(body.ops[:-1], roots, readers, ends_fusion)
+            found |= _uses(body.ops[:-1], roots, readers, ends_fusion, stacks=True)
     return found
 
 
@@ -74,12 +79,14 @@ def _uses(
     roots: Collection[int],
     backward: Mapping[int, Sequence[Op]],
     ends_fusion: Callable[[str], bool],
+    stacks: bool = False,
 ) -> dict[int, ResidualUse]:
     """Returns the uses of the results of forward operations of one graph.
 
     Args:
       roots: ids of values that are needed outside of the two passes, or in the next iteration.
       backward: by value id, the operations of the backward pass that read it.
+      stacks: it is the body of a loop, and what is kept is stacked.
     """
     found = dict[int, ResidualUse]()
     forward, copied = defaultdict[int, list[Op]](list), defaultdict[int, list[Op]](list)  # readers that stay, and idle
@@ -95,7 +102,8 @@ def _uses(
             behind = behind or mine
             is_written = not is_idle and (is_end or v.id in roots or len(mine) != 1 or any(map(reads_memory, mine)))
             is_fused = not is_end and len(behind) == 1 and not any(map(reads_memory, behind))
-            found[v.id] = ResidualUse(is_idle, is_written, is_fused)
+            moves = 1 + 2 * is_written + 2 * any(map(reads_memory, backward.get(v.id, ()))) if stacks else 0
+            found[v.id] = ResidualUse(is_idle, is_written, is_fused, moves)
         for x in values(op.inputs):
             (copied if is_idle else forward)[x.id].append(op)
     return found

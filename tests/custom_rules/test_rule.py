@@ -11,7 +11,7 @@ from jax.interpreters import mlir
 import meshdsl as md
 from meshdsl.errors import RuleError
 from meshdsl.ir.graph import walk
-from meshdsl.planner.costs.op_cost import work_of
+from meshdsl.planner.costs.op_cost import flops_of
 from meshdsl.rules import RULES
 from meshdsl.trace import trace
 from tests.api.test_jit_semantics import same
@@ -118,7 +118,7 @@ def _first(program):
 
 def test_its_cost_is_that_of_what_it_does():
     op = _first(trace(lambda x, w: product(x, w), (X, W)))
-    assert work_of(op, set()).flops == 2 * 8 * 12 * 4
+    assert flops_of(op) == 2 * 8 * 12 * 4
 
 
 def test_equal_calls_are_one():

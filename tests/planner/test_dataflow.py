@@ -8,7 +8,7 @@ import pytest
 from bench.example_steps import load_example
 from meshdsl.ir.graph import Value, walk
 from meshdsl.ir.index import graph_index, ops_named
-from meshdsl.planner.costs.op_cost import PRODUCTS, ends_fusion, materialized
+from meshdsl.planner.costs.fusion import PRODUCTS, ends_fusion, materialized
 from meshdsl.planner.liveness.aliasing import buffer_aliases
 from meshdsl.planner.problem.build import _constants
 from meshdsl.rules.elementwise import elementwise

@@ -16,16 +16,17 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
-from meshdsl.planner.costs.op_cost import OpWork, materialized_ids, unsharded_seconds, work_of
+from meshdsl.planner.costs.op_cost import OpWork, unsharded_seconds, work_of
+from meshdsl.planner.costs.traffic import traffic_of
 
 _WITHOUT_WORK = (*LOOPS, "return", "constrain")
 
 
 def least_seconds(program: TracedProgram, mesh: Mesh) -> float:
     """Returns a lower bound on the seconds of every plan."""
-    stored = materialized_ids(program.graph)
+    traffic = traffic_of(program.graph, mesh.topology.fusion)
     ops = ((op, graph.trips) for graph, op in walk(program.graph) if op.name not in _WITHOUT_WORK)
-    return sum(trips * _divided_seconds(op, work_of(op, stored), mesh) for op, trips in ops)
+    return sum(trips * _divided_seconds(op, work_of(op, traffic.of(op)), mesh) for op, trips in ops)
 
 
 def least_memory(program: TracedProgram, mesh: Mesh, pins: Pins) -> int:
@@ -37,7 +38,7 @@ def least_memory(program: TracedProgram, mesh: Mesh, pins: Pins) -> int:
 
 
 def _divided_seconds(op: Op, work: OpWork, mesh: Mesh) -> float:
-    overhead = mesh.topology.overhead if any(work.accesses) else 0.0
+    overhead = mesh.topology.overhead * work.starts
     return (unsharded_seconds(op, work, mesh) - overhead) / mesh.size + overhead
 
 

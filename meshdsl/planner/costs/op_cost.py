@@ -2,20 +2,16 @@
 
     seconds = max(FLOPs / rate, bytes / memory bandwidth) of one device  +  collectives inside its local program
 
-Narrow matrix products run below the rate (``Topology.half_side``); groups of a convolution have a rate of their own. A
-compiler fuses elementwise chains, so charging the bytes of every equation would over-count: only *materialized* values
-are read and written. A value is materialized if an operation that cannot be fused produces it or reads it whole, if it
-has several consumers, or if it enters or leaves a graph.
-
-    y = exp(x @ w) * 2 ;  z = y @ v     x, w, x @ w, y and v are materialized; exp(...) is not
+Narrow matrix products run below the rate (``Topology.half_side``); groups of a convolution have a rate of their own.
+What is read and written is a matter of fusion (``fusion``).
 
 Sections: the work of an operation at global shapes; exchanges, the collectives of local programs; the table of an
 operation, [rows on axis 1, rows on axis 2, ...].
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, reduce
 from itertools import product
 from math import prod
@@ -25,46 +21,21 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value, element_bits, sent_itemsize, walk
+from meshdsl.ir.graph import Op, Value, element_bits, sent_itemsize, walk
 from meshdsl.ir.host import TO_DEVICE, TO_HOST, TRANSFERS
-from meshdsl.ir.index import Flags, graph_index
 from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.sharding_rule import Part, Signature, divides
+from meshdsl.planner.costs.fusion import operands_and_results
 from meshdsl.planner.costs.reshard_cost import placement_codes
-from meshdsl.rules import RULES
+from meshdsl.planner.costs.traffic import NOTHING, Moved
 from meshdsl.trace.annotate import count_trips
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from meshdsl.util.arrays import Costs, Ids, conv_pairs
-from meshdsl.util.lazy import memoize_by_object
 
 # ---- Work ------------------------------------------------------------------------------------------------------------
-
-
-PANEL = 32  # columns that a factorization eliminates per pass over its matrix, LAPACK's block size
-PASSES_PER_COLUMN = {  # of decompositions over their matrix; reductions to a band multiply it by one vector per column
-    **dict.fromkeys("eig eigh hessenberg schur svd tridiagonal".split(), 1.0),
-    **dict.fromkeys("cholesky geqrf geqp3 householder_product lu ormqr qr triangular_solve".split(), 1 / PANEL),
-}
-FUSION_BARRIERS = frozenset(PASSES_PER_COLUMN) | frozenset(
-    "dot_general ragged_dot conv_general_dilated gather sort top_k approx_top_k fft "
-    "cholesky_update lu_pivots_to_permutation symmetric_product tridiagonal_solve "
-    "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
-    "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled "
-    "psum pmax pmin pbroadcast all_gather reduce_scatter all_to_all ragged_all_to_all ppermute".split()
-)
-PRODUCTS = ("dot_general", "conv_general_dilated")
-SLICES_OPERAND = frozenset("gather dynamic_slice slice".split())
-READS_PART_OF_OPERAND = SLICES_OPERAND | set("dynamic_update_slice scatter scatter-add scatter_add pad".split())
-VIEWS = frozenset(
-    "reshape squeeze expand_dims enter_shard_map leave_shard_map".split()
-)  # the producer of the operand writes the result directly
-IN_PLACE_UPDATES = {
-    "dynamic_update_slice": 1,
-    "scatter": 2,
-}  # the operand that is written
 
 
 @dataclass(frozen=True)
@@ -80,16 +51,20 @@ class OpWork:
       sides: of a matrix product or convolution: rows, columns and contracted dims.
       seconds: as specified for a function with a rule; the only cost then.
       loads, stores: tensors that come from the host's memory, and that go there: nothing is computed meanwhile.
+      copied: as ``accesses``, of copies before and after the operation; empty if there are none.
+      starts: kernels.
     """
 
     flops: float
-    accesses: tuple[int, ...]
+    accesses: tuple[float, ...]
     itemsize: float
     groups: "OperandSizes | None" = None
     sides: tuple["OperandSizes", ...] = ()
     seconds: float | None = None
     loads: tuple[int, ...] = ()
     stores: tuple[int, ...] = ()
+    copied: tuple[float, ...] = ()
+    starts: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,61 +76,17 @@ class OperandSizes:
     dims: tuple[int, ...]
 
 
-def ends_fusion(name: str) -> bool:
-    """Whether operations of this name are not fused with their consumers."""
-    return name in FUSION_BARRIERS or name not in RULES or name.startswith(("reduce_", "scatter"))
-
-
-def materialized_ids(graph: Graph) -> frozenset[int]:
-    """Returns the ids of the materialized values of a graph and its bodies."""
-    return frozenset(graph_index(graph).ids(materialized(graph)))
-
-
-def materialized(graph: Graph, recompute: bool = False) -> Flags:
-    """Returns the mask of the values that are written to memory, in a graph and its bodies.
-
-    Args:
-      graph: the program.
-      recompute: fusible values are materialized neither for several consumers, each of which recomputes them, nor for
-        matrix products, as XLA does on TPU.
-    """
-    return _materialized(graph, recompute)
-
-
-@memoize_by_object
-def _materialized(graph: Graph, recompute: bool) -> Flags:
-    index = graph_index(graph)
-    barriers = {name for name in index.op_names if ends_fusion(name)} - {""}
-    fuse_operands = {name for name in barriers if name.startswith("reduce_") or (recompute and name in PRODUCTS)}
-    found = index.positions_named(barriers | {""})[index.producer]  # results of barriers, and inputs of blocks
-    found[index.use_value[index.positions_named(barriers - fuse_operands)[index.use_position]]] = True
-    return found if recompute else found | ~index.used_once()
-
-
-def work_of(op: Op, in_memory: Set[int]) -> OpWork:
-    """Returns the work of an operation, given the ids of the materialized values."""
+def work_of(op: Op, moved: Moved = NOTHING) -> OpWork:
+    """Returns the work of an operation, given what it moves."""
     spent = op.params["ruled"].spent if op.name == "ruled" else None
     if spent:
         return OpWork(spent.flops, (0,) * len(operands_and_results(op)), 4, seconds=spent.seconds)
     if op.name in TRANSFERS:
         return OpWork(0.0, (0, 0), 4, loads=(1,) * (op.name == TO_DEVICE), stores=(1,) * (op.name == TO_HOST))
-    reads = [x.id in in_memory for x in op.inputs]
-    if op.name in READS_PART_OF_OPERAND and reads:
-        reads[0] = False
-    writes = [v.id in in_memory for v in op.outputs]
-    accesses = [*map(int, reads), *map(int, writes)]
-    if op.name in SLICES_OPERAND and op.inputs[0].id in in_memory:
-        accesses[len(reads)] += 1  # as many bytes are read as written
-    elif op.name in VIEWS:
-        accesses = [0] * len(accesses)
-    elif op.name in IN_PLACE_UPDATES:  # in place; where the operand is needed later, its copy is the memory's concern
-        accesses = [0] * len(accesses)
-        accesses[IN_PLACE_UPDATES[op.name]] = 2
-    elif op.name in PASSES_PER_COLUMN:
-        accesses[0] *= max(1, round(PASSES_PER_COLUMN[op.name] * min(op.inputs[0].shape[-2:])))
     floats = [v for v in op.inputs if jnp.issubdtype(v.dtype, jnp.inexact)] or op.inputs  # positions do not count
     itemsize = max((element_bits(v.dtype) / 8 for v in floats), default=4.0)
-    return OpWork(_flops(op), tuple(accesses), itemsize, _groups(op), _sides(op))
+    work = OpWork(flops_of(op), moved.accesses, itemsize, _groups(op), _sides(op))
+    return replace(work, copied=moved.copied, starts=moved.starts)
 
 
 def workspace_bytes(op: Op) -> int:
@@ -192,7 +123,8 @@ def _side(op: Op, tensor: int, dims: tuple[int, ...]) -> OperandSizes:
     return OperandSizes(prod(shape[d] for d in dims), tensor, tuple(dims))
 
 
-def _flops(op: Op) -> float:
+def flops_of(op: Op) -> float:
+    """Returns the FLOPs of an operation at global shapes: multiply-adds counted twice."""
     if op.name == "dot_general":
         (contract, _), _ = op.params["dimension_numbers"]
         return 2.0 * float(prod(op.outputs[0].shape) * prod(op.inputs[0].shape[i] for i in contract))
@@ -205,7 +137,9 @@ def _flops(op: Op) -> float:
         numbers, kernel = op.params["dimension_numbers"], op.inputs[1].shape
         batch, features, *_ = (op.outputs[0].shape[dim] for dim in numbers.out_spec)
         return 2.0 * float(batch * features * kernel[numbers.rhs_spec[1]] * _conv_pairs(op))
-    return _flops_inside(op) if op.name == "ruled" else 0.0
+    if op.name == "ruled":
+        return op.params["ruled"].spent.flops if op.params["ruled"].spent else _flops_inside(op)
+    return 0.0
 
 
 def _conv_pairs(op: Op) -> int:
@@ -226,12 +160,7 @@ def _flops_inside(op: Op) -> float:
     """Returns the FLOPs of a user's function with a rule: the sum over its operations."""
     graph = read_jaxpr(jax.make_jaxpr(op.params["ruled"].function)(*op.inputs))
     count_trips(graph)
-    return float(op.params["ruled"].stated.share) * sum(_flops(inner) * body.trips for body, inner in walk(graph))
-
-
-def operands_and_results(op: Op) -> "tuple[Value | Literal, ...]":
-    """Returns operands and results in one sequence, as signatures list them."""
-    return (*op.inputs, *op.outputs)
+    return float(op.params["ruled"].stated.share) * sum(flops_of(inner) * body.trips for body, inner in walk(graph))
 
 
 # ---- Exchanges -------------------------------------------------------------------------------------------------------
@@ -366,14 +295,22 @@ def work_seconds(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Costs:
     compute = local_share(mesh, parallel) * (seconds if work.seconds is None else work.seconds)
     for side in work.sides:
         compute *= 1 + topology.half_side / np.maximum(_local_length(side, rows, mesh), 1)
-    traffic = np.zeros_like(compute)
-    for i, count in enumerate(work.accesses):
+    traffic = np.zeros_like(compute) + _moving_seconds(rows, shapes, work.accesses, mesh)
+    copying = _moving_seconds(rows, shapes, work.copied, mesh) + _transfer_seconds(rows, shapes, work, mesh)
+    starts = work.starts + len(work.loads) + len(work.stores)
+    return np.asarray(np.maximum(compute, traffic) + topology.overhead * starts + copying)
+
+
+def _moving_seconds(rows: Rows, shapes: Shapes, counts: Sequence[float], mesh: Mesh) -> "Costs | float":
+    """Returns the seconds of moving tensors from or to memory so many times, in every joint state."""
+    total: Costs | float = 0.0
+    for i, count in enumerate(counts):
         if count:
             split = np.array([isinstance(row.outputs[i], Split) for row in rows])
             shape, itemsize = shapes[i]
-            traffic += local_share(mesh, split) * (count * float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
-    overhead = topology.overhead * (any(work.accesses) + len(work.loads) + len(work.stores))
-    return np.asarray(np.maximum(compute, traffic) + overhead + _transfer_seconds(rows, shapes, work, mesh))
+            seconds = count * float(np.prod(shape)) * itemsize / mesh.topology.memory_bandwidth
+            total = total + local_share(mesh, split) * seconds
+    return total
 
 
 def _transfer_seconds(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> "Costs | float":

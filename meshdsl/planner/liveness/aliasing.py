@@ -21,7 +21,7 @@ from meshdsl.ir.graph import LOOPS, Graph, Op, Value, walk
 from meshdsl.ir.host import hosted_values
 from meshdsl.ir.index import Flags, GraphIndex, Use, graph_index
 from meshdsl.ir.loops import ABSENT, PortRole, carried_inputs, loop_ports
-from meshdsl.planner.costs.op_cost import PRODUCTS, VIEWS, ends_fusion, materialized
+from meshdsl.planner.costs.fusion import PRODUCTS, VIEWS, ends_fusion, materialized
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 from meshdsl.util.arrays import Ids, index_array, ranges

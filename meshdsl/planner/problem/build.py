@@ -34,6 +34,7 @@ from meshdsl.layouts.placement import REDUCTIONS, Partial, Split
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.fixed_point import weight_of
+from meshdsl.planner.costs.traffic import traffic_of
 from meshdsl.planner.problem.low_bits import low_bit_formats
 from meshdsl.planner.problem.ports import Wiring
 from meshdsl.planner.problem.transfers import boundary_transfers, residual_nodes, transfer_work
@@ -286,7 +287,10 @@ def make_problem(program: TracedProgram, mesh: Mesh, pins: Pins) -> Problem:
     Raises:
       PinError: if a pin leaves a node without rows.
     """
-    index, classes = graph_index(program.graph), OpClasses(program.graph)
+    index, classes = (
+        graph_index(program.graph),
+        OpClasses(program.graph, traffic_of(program.graph, mesh.topology.fusion)),
+    )
     hosted = hosted_values(program.graph)
     nodes = [*_boundary_nodes(program, pins), *_graph_nodes(program.graph, classes, mesh, hosted)]
     nodes += residual_nodes(program.graph)

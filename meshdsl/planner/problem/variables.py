@@ -22,7 +22,9 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
-from meshdsl.planner.costs.op_cost import OpWork, Shapes, materialized, operands_and_results, work_of
+from meshdsl.planner.costs.fusion import operands_and_results
+from meshdsl.planner.costs.op_cost import OpWork, Shapes, work_of
+from meshdsl.planner.costs.traffic import Traffic
 from meshdsl.rules import rows_if_pinned_partial, rows_of
 from meshdsl.rules.shard_map import manual_axes, manual_row
 from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, is_hashable, object_id, row_ids, unique_sorted
@@ -145,7 +147,7 @@ def _tied_rows(ports: int, rank: int, partial: bool) -> Rows:
 
 
 _LITERAL, _FUSED, _MATERIALIZED = range(3)
-_KEY_HEADER = 2  # numbers of a key before those of operands and results: form, and number of operands
+_KEY_HEADER = 3  # numbers of a key before those of operands and results: form, number of operands, what it moves
 
 
 class OpClasses:
@@ -153,12 +155,11 @@ class OpClasses:
 
     Args:
       graph: the program.
-      in_memory: mask of the values in memory; None for the materialized ones.
+      traffic: what they move.
     """
 
-    def __init__(self, graph: Graph, in_memory: Flags | None = None) -> None:
-        self._index = graph_index(graph)
-        self._in_memory = materialized(graph) if in_memory is None else in_memory
+    def __init__(self, graph: Graph, traffic: Traffic) -> None:
+        self._index, self._traffic = graph_index(graph), traffic
         self._known: dict[int, OpClass] = {}
         self._rows: dict[bytes, Rows] = {}
         self._more: dict[tuple[OpClass, Rows], OpClass] = {}
@@ -195,9 +196,7 @@ class OpClasses:
 
     def work(self, op: Op) -> OpWork:
         """Returns the work of an operation."""
-        found = [v.id for v in operands_and_results(op) if isinstance(v, Value)]
-        in_memory = self._in_memory[self._index.numbers_of(found)].tolist()
-        return work_of(op, {v for v, is_in_memory in zip(found, in_memory, strict=True) if is_in_memory})
+        return work_of(op, self._traffic.of(op))
 
     @cached_property
     def _keys(self) -> "_ClassKeys":
@@ -206,7 +205,7 @@ class OpClasses:
     @cached_property
     def _of(self) -> list[int]:
         """By op id."""
-        numbers = intern_ids(self._keys.all(self._in_memory))
+        numbers = intern_ids(self._keys.all(self._traffic.in_memory, self._traffic.numbers))
         found: list[int] = numbers[self._index.position].tolist()
         return found
 
@@ -220,8 +219,8 @@ class OpClasses:
 class _ClassKeys:
     """Keys of operations, per position, as bytes: equal keys mean equal classes.
 
-    A key is a number for name and parameters, the number of operands, and a number for each operand and result: for
-    shape, dtype and whether it is materialized, or for the value of a literal.
+    A key is a number for name and parameters, the number of operands, a number for what is moved, and one for each
+    operand and result: for shape, dtype and whether it is in memory, or for the value of a literal.
     """
 
     def __init__(self, index: GraphIndex) -> None:
@@ -235,16 +234,18 @@ class _ClassKeys:
         first_result = begins + _KEY_HEADER + counts - index.first_result[:-1]
         self._made = first_result[index.producer] + np.arange(len(index.values))
         self._flat = np.empty(sizes.sum(), dtype=np.intp)
+        self._begins = begins
         self._flat[begins], self._flat[begins + 1] = _forms(index), counts
         ids = intern_ids(_literal_key(x) for *_, x in literals)
         self._flat[begins[at] + _KEY_HEADER + operands] = ids * 3 + _LITERAL
 
-    def all(self, in_memory: Flags) -> Iterator[bytes]:
+    def all(self, in_memory: Flags, moved: Ids | int) -> Iterator[bytes]:
         """Yields the key of each position."""
         index = self._index
         ids = (index.shape * (index.dtype.max(initial=0) + 1) + index.dtype) * 3
         ids += np.where(in_memory, _MATERIALIZED, _FUSED)
         self._flat[self._read], self._flat[self._made] = ids[index.use_value], ids
+        self._flat[self._begins + 2] = moved
         raw, width = self._flat.tobytes(), self._flat.itemsize
         ends = (self._ends * width).tolist()
         return (raw[begin:end] for begin, end in zip((0, *ends), ends, strict=False))
@@ -252,7 +253,7 @@ class _ClassKeys:
     @cached_property
     def without_memory(self) -> list[bytes]:
         """[positions], the key as if nothing were materialized."""
-        return list(self.all(np.zeros(len(self._index.values), dtype=np.bool_)))
+        return list(self.all(np.zeros(len(self._index.values), dtype=np.bool_), 0))
 
 
 def _forms(index: GraphIndex) -> Ids:
@@ -271,7 +272,8 @@ def _forms(index: GraphIndex) -> Ids:
 def _without_literals(work: OpWork, real: Sequence[int]) -> OpWork:
     """Returns the work with the accesses and sides of operands and results that are no literals."""
     sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
-    return replace(work, accesses=tuple(work.accesses[i] for i in real), sides=sides)
+    accesses, copied = (tuple(counts[i] for i in real) if counts else () for counts in (work.accesses, work.copied))
+    return replace(work, accesses=accesses, copied=copied, sides=sides)
 
 
 def _ports_of(op: Op) -> list[int]:

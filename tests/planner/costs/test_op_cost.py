@@ -13,7 +13,8 @@ from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import parse_module
-from meshdsl.planner.costs.op_cost import materialized_ids, work_of, work_seconds
+from meshdsl.planner.costs.op_cost import flops_of, work_of, work_seconds
+from meshdsl.planner.costs.traffic import traffic_of
 from meshdsl.trace.read_jaxpr import read_jaxpr
 
 LARGE, SMALL = np.zeros((64, 8), np.float32), np.zeros((1, 8), np.float32)
@@ -25,7 +26,7 @@ CPU = FOUR.topology
 def work(name, function, *args):
     graph = read_jaxpr(jax.make_jaxpr(function)(*args))
     (op,) = (op for _, op in walk(graph) if op.name == name)
-    return work_of(op, materialized_ids(graph))
+    return work_of(op, traffic_of(graph, "chains").of(op))
 
 
 def test_writing_a_part_of_a_buffer_touches_that_part_twice_and_nothing_else():
@@ -68,7 +69,7 @@ def test_padding_and_gaps_of_a_convolution_are_no_work(options):
     x, w = jnp.zeros((2, 9, 9, 8)), jnp.zeros((3, 3, 8 // options.get("groups", 1), 16))
     step = jax.grad(lambda x, w: jnp.sum(conv(**options)(x, w) ** 2), (0, 1))
     graph = read_jaxpr(jax.make_jaxpr(step)(x, w))
-    counted = sum(work_of(op, set()).flops for _, op in walk(graph))
+    counted = sum(flops_of(op) for _, op in walk(graph))
     assert counted == product_flops(parse_module(jax.jit(step).lower(x, w).as_text("hlo")))
 
 

@@ -9,6 +9,7 @@ from meshdsl.ir.index import graph_index
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.placement import Partial
+from meshdsl.planner.costs.traffic import ChainTraffic
 from meshdsl.planner.problem.build import Problem, make_problem, remove_unreachable_partials
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.problem.variables import NodeClasses, OpClasses
@@ -57,7 +58,7 @@ def test_what_is_kept_in_memory_is_part_of_a_kind_and_rows_are_shared():
     program = trace(lambda x: jnp.exp(jnp.exp(jnp.exp(x))), (shape(8, 16),))
     first, second, third, _ = program.graph.ops
     kept = graph_index(program.graph).mask_of(v.id for v in (*first.inputs, *third.outputs))
-    kinds = OpClasses(program.graph, kept)
+    kinds = OpClasses(program.graph, ChainTraffic(graph_index(program.graph), kept))
     reads, fused, writes = map(kinds.of, (first, second, third))
     assert [kind.work.accesses for kind in (reads, fused, writes)] == [(1, 0), (0, 0), (0, 1)]
     assert reads.rows is fused.rows is writes.rows
