@@ -15,7 +15,7 @@ TABLES = Path(__file__).parent / "tables"
 TENSOR = "heads:model hidden:model vocab:model"
 UNLIMITED = "100TB"  # memory per device: measured configurations fit, so planning need not check
 PIECES = 4  # chunks of a collective that Transformer Engine overlaps with a matmul, by default
-# What systems without XLA reach is assumed to be 0.9 of the data sheet's bandwidth, and 3 us to start a kernel. The fitted
+# Systems without XLA are assumed to reach 0.9 of the data sheet's bandwidth, and to start a kernel in 3 us. The fitted
 # rates have that in them, and the other model of fusion.
 WITHOUT_XLA: dict[str, dict[str, Any]] = {
     "dgx-a100": {"fusion": "chains", "memory_bandwidth": 1.84e12, "overhead": 3.0e-6},

@@ -49,7 +49,7 @@ def without_stage_axis(name: str, graph: Graph, layers: Sequence[Op], axis: str,
         others = ", ".join(repr(other) for other in mesh.names if other != axis)
         remedy = f"call jax.shard_map in the layer, with axis_names={{{others}}}"
         raise PipelineError(faults(f"the layers of {name} cannot be stages over {axis}:", dict.fromkeys(rows), remedy))
-    if not any(axis in (*op.manual, *dict(op.params.get("sizes", ()))) for op in inside):
+    if not any(axis in (*op.manual, *_mapped(op)) for op in inside):
         return graph
     whole = copied(graph)
     ids = fresh_ids(whole)
@@ -69,6 +69,11 @@ def without_stage_axis(name: str, graph: Graph, layers: Sequence[Op], axis: str,
     made = freed(whole, chosen)
     renumber(made)
     return made
+
+
+def _mapped(op: Op) -> Collection[str]:
+    """The axes of a boundary of a ``jax.shard_map``."""
+    return dict(op.params["sizes"]) if op.name in BOUNDARY else ()
 
 
 def _constants(graph: Graph, layers: Sequence[Op], axis: str) -> Iterator[Op]:

@@ -49,6 +49,17 @@ def agrees(sharded, step, *args):
     sharded.verify(*args)
 
 
+def test_layers_that_split_arrays_are_no_shard_maps():
+    """``jnp.split`` has sizes as well, of arrays."""
+
+    def halves(x, u, v):
+        a, b = jnp.split(jnp.tanh(x @ u) @ v, 2, axis=1)
+        return x + jnp.tile(a * jnp.sin(b), 2)
+
+    step = trained(halves)
+    agrees(planned(step), step, LAYERS, X)
+
+
 # ---- Bodies ----------------------------------------------------------------------------------------------------------
 
 
