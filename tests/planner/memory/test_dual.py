@@ -203,7 +203,7 @@ def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(pair
         best = fitter.improve(fitter.bisect(fitter.fit(free, limit))).plan
         assert fitter.peak(best).bytes <= limit
         seconds.append(model.scale.seconds(best.cost))
-    assert seconds[1] <= seconds[0] * 1.001
+    assert seconds[1] <= seconds[0] * 1.002
 
 
 def test_on_many_axes_two_move_by_themselves_before_all_do():
