@@ -25,7 +25,7 @@ def test_a_loop_that_never_runs_costs_next_to_nothing_and_bounds_are_tight(part)
     whole = solved(program, mesh, pins)
     found = whole if part is None else solved(program, mesh, pins, part * whole.peak)
     assert found.seconds == pytest.approx(whole.seconds, rel=0.02)
-    assert 0.99 * found.seconds <= found.lower_bound <= found.seconds
+    assert 0.98 * found.seconds <= found.lower_bound <= found.seconds
 
 
 def test_a_scan_of_no_trips_has_a_text():
