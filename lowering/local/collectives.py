@@ -13,8 +13,8 @@ of one device, inside ``shard_map`` (or ``vmap`` with axis names):
     pad                 S(i) -> P      the other blocks are filled with the reduction's identity
     keep-first          B    -> P      one device keeps the value, the others hold zeros
 
-In fewer bits (``layouts.low_bits``), the parts of a block are rounded, sent as bytes and restored on every receiver,
-the sender's own part too, so that replicated values are equal everywhere:
+In fewer bits (``layouts.low_bits``), the parts of a block are rounded, sent as unsigned integers and restored on every
+receiver, the sender's own part too, so that replicated values are equal everywhere:
 
     all-to-all          P    -> S(i)   like a reduce-scatter: parts of i are exchanged, restored and added in float32
 
@@ -140,7 +140,7 @@ def opaque_copy(x: jax.Array, count: int, axis: str, size: int, after: jax.Array
 
 def move_scope(move: ReshardStep, dtype: Any) -> str:
     """Returns the name of a reshard step in the compiled program: kind, axes and planned dtype."""
-    return collective_scope(move.kind, move.axes, jnp.uint8 if move.format else dtype)
+    return collective_scope(move.kind, move.axes, _integers(move.format) if move.format else dtype)
 
 
 def collective_scope(kind: str, axes: Sequence[str], dtype: Any) -> str:
@@ -156,19 +156,19 @@ def _is_plain(dtype: Any) -> bool:
 
 
 def _in_low_bits(x: jax.Array, move: ReshardStep, devices: int, sizes: Sizes) -> jax.Array:
-    """Returns this device's block after a step in which rounded parts are sent, each as one row of bytes."""
+    """Returns this device's block after a step in which rounded parts are sent."""
     if move.kind == "all-to-all":
         parts = jnp.moveaxis(_in_blocks(x, _dim(move.target), devices), _dim(move.target), 0)
     else:
         parts = x[None]
-    rows = lax.optimization_barrier(rounded(parts.reshape(len(parts), -1), move.format))
+    sent = lax.optimization_barrier(rounded(parts, move.format))
     if move.kind == "all-gather":
-        got = lax.all_gather(rows, move.axes, axis=0, tiled=True)
+        got = lax.all_gather(sent, move.axes, axis=0, tiled=True)
     elif move.kind == "all-to-all":
-        got = lax.all_to_all(rows, move.axes, split_axis=0, concat_axis=0, tiled=True)
+        got = lax.all_to_all(sent, move.axes, split_axis=0, concat_axis=0, tiled=True)
     else:
-        got = _permute(rows, move, sizes)
-    exact = restored(got, prod(parts.shape[1:]), move.format).reshape(len(got), *parts.shape[1:])
+        got = _permute(sent, move, sizes)
+    exact = restored(got, parts.shape[1:], move.format)
     if isinstance(move.source, Partial):
         return exact.sum(0).astype(x.dtype)
     exact = exact.astype(x.dtype)
@@ -176,42 +176,55 @@ def _in_low_bits(x: jax.Array, move: ReshardStep, devices: int, sizes: Sizes) ->
 
 
 _MASKED = -128  # negative infinity in int8; other numbers are from -127
+_SHIFTS = tuple(range(0, 8 * SCALE, 8))  # of the bytes of a scale
 
 
-def rounded(rows: jax.Array, name: str) -> jax.Array:
-    """Returns rows of floats as rows of bytes: the small numbers, then the scales of their blocks, if they have any.
+def _integers(name: str) -> np.dtype[Any]:
+    """Returns the dtype that carries numbers of a format: of as many bits, which no backend sends in another width."""
+    return np.dtype(f"uint{8 * FORMATS[name].bytes}")
+
+
+def rounded(parts: jax.Array, name: str) -> jax.Array:
+    """Returns parts of floats ``[k ...]`` as integers: like them if the format has no scales, else one row each.
+
+    A row has the small numbers, and then the scales of its blocks: the first byte of all of them, the second, and so on.
+    No array has a short last dim, which TPUs pad to 128: a bitcast to bytes takes 64 times the memory of bfloat16 there,
+    and minutes to compile (libtpu 0.0.42).
 
     A block with infinity or NaN is restored as NaN. Compilers' maxima do not all keep NaN (that of CPU, jax 0.10), so
     it counts as infinite. Negative infinity, as in masks, has a number of its own in int8, and is NaN by itself in
     float8.
     """
-    dtype, largest, count = jnp.dtype(name), FORMATS[name].largest, rows.shape[1]
+    dtype, largest = jnp.dtype(name), FORMATS[name].largest
     if not largest:
         end = float(jnp.finfo(dtype).max)  # the largest floats would be rounded to infinity
-        rows = jnp.where(jnp.isfinite(rows), jnp.clip(rows, -end, end), rows)
-        return lax.bitcast_convert_type(rows.astype(dtype), jnp.uint8).reshape(len(rows), -1)
+        parts = jnp.where(jnp.isfinite(parts), jnp.clip(parts, -end, end), parts)
+        return lax.bitcast_convert_type(parts.astype(dtype), _integers(name))
+    rows = parts.reshape(len(parts), -1)
+    count = rows.shape[1]
     blocks = jnp.pad(rows.astype(jnp.float32), ((0, 0), (0, -count % BLOCK))).reshape(len(rows), -1, BLOCK)
     masked = jnp.isneginf(blocks)
     most = jnp.where(jnp.isnan(blocks), jnp.inf, jnp.where(masked, 0, jnp.abs(blocks))).max(-1, keepdims=True)
     scales = jnp.maximum(most / largest, jnp.finfo(jnp.float32).tiny)
     small = blocks / scales
     small = jnp.where(masked, _MASKED, jnp.round(small)).astype(dtype) if dtype == jnp.int8 else small.astype(dtype)
-    numbers = lax.bitcast_convert_type(small, jnp.uint8).reshape(len(rows), -1)[:, :count]
-    return jnp.concatenate([numbers, lax.bitcast_convert_type(scales, jnp.uint8).reshape(len(rows), -1)], axis=1)
+    numbers = lax.bitcast_convert_type(small, _integers(name)).reshape(len(rows), -1)[:, :count]
+    bits = lax.bitcast_convert_type(scales[..., 0], jnp.uint32)
+    return jnp.concatenate([numbers, *((bits >> shift).astype(jnp.uint8) for shift in _SHIFTS)], axis=1)
 
 
-def restored(rows: jax.Array, count: int, name: str) -> jax.Array:
-    """Returns rows of ``count`` numbers in float32."""
-    dtype, width = jnp.dtype(name), FORMATS[name].bytes
-    numbers, scales = rows[:, : count * width], rows[:, count * width :].reshape(len(rows), -1, SCALE)
-    shape = (len(rows), count) if width == 1 else (len(rows), count, width)
-    small = lax.bitcast_convert_type(numbers.reshape(shape), dtype).astype(jnp.float32)
+def restored(sent: jax.Array, shape: tuple[int, ...], name: str) -> jax.Array:
+    """Returns parts of a ``shape`` in float32, given what ``rounded`` made of them."""
+    dtype, count = jnp.dtype(name), prod(shape)
     if not FORMATS[name].largest:
-        return small
+        return lax.bitcast_convert_type(sent, dtype).astype(jnp.float32)
+    small = lax.bitcast_convert_type(sent[:, :count], dtype).astype(jnp.float32)
     small = jnp.where(small == _MASKED, -jnp.inf, small) if dtype == jnp.int8 else small
-    blocks = jnp.pad(small, ((0, 0), (0, -count % BLOCK))).reshape(len(rows), -1, BLOCK)
-    exact = blocks * lax.bitcast_convert_type(scales, jnp.float32)[..., None]
-    return exact.reshape(len(rows), -1)[:, :count]
+    blocks = jnp.pad(small, ((0, 0), (0, -count % BLOCK))).reshape(len(sent), -1, BLOCK)
+    planes = jnp.split(sent[:, count:].astype(jnp.uint32), SCALE, axis=1)
+    bits = reduce(jnp.bitwise_or, map(jnp.left_shift, planes, _SHIFTS))
+    exact = blocks * lax.bitcast_convert_type(bits, jnp.float32)[..., None]
+    return exact.reshape(len(sent), -1)[:, :count].reshape(len(sent), *shape)
 
 
 # ---- In full ---------------------------------------------------------------------------------------------------------
