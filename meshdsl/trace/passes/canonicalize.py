@@ -6,7 +6,7 @@ result needs no operand, and the compiled program would communicate less than pl
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import jax
@@ -141,8 +141,7 @@ def _is_neutral(op: Op) -> bool:
 
 def _is_neutral_number(op: Op, x: Literal) -> bool:
     if op.name in ("max", "min"):
-        infinite = jnp.issubdtype(x.dtype, np.floating) and bool(jnp.isinf(x.value))
-        return infinite and bool(x.value < 0) == (op.name == "max")
+        return jnp.issubdtype(x.dtype, np.floating) and float(x.value) == (-inf if op.name == "max" else inf)
     return bool(x.value == _NEUTRAL[op.name])
 
 
