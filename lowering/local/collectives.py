@@ -187,8 +187,8 @@ def _integers(name: str) -> np.dtype[Any]:
 def rounded(parts: jax.Array, name: str) -> jax.Array:
     """Returns parts of floats ``[k ...]`` as integers: like them if the format has no scales, else one row each.
 
-    A row has the small numbers, and then the scales of its blocks: the first byte of all of them, the second, and so on.
-    No array has a short last dim, which TPUs pad to 128: a bitcast to bytes takes 64 times the memory of bfloat16 there,
+    A row has the small numbers, and then the scales of its blocks: the first byte of all, the second, and so on. No
+    array has a short last dim, which TPUs pad to 128: a bitcast to bytes takes 64 times the memory of bfloat16 there,
     and minutes to compile (libtpu 0.0.42).
 
     A block with infinity or NaN is restored as NaN. Compilers' maxima do not all keep NaN (that of CPU, jax 0.10), so

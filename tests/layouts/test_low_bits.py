@@ -39,7 +39,7 @@ def test_the_largest_floats_stay_finite():
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_array_is_short_in_its_last_dim(name):
-    """A TPU pads the last dim to 128, so bytes in a dim of their own, of 2 or 4, would take up to 64 times their size."""
+    """A TPU pads the last dim to 128: bytes in a dim of their own, of 2 or 4, would take up to 64 times their size."""
     x = jax.ShapeDtypeStruct((8, 256, 1024), jnp.float32)
     traced = jax.make_jaxpr(lambda x: restored(rounded(x, name), x.shape[1:], name))(x)
     made = [value.aval.shape[-1] for line in traced.eqns for value in line.outvars if value.aval.ndim]
