@@ -19,7 +19,7 @@ PIECES = 4  # chunks of a collective that Transformer Engine overlaps with a mat
 # rates have that in them, and the other model of fusion.
 WITHOUT_XLA: dict[str, dict[str, Any]] = {
     "dgx-a100": {"fusion": "chains", "memory_bandwidth": 1.84e12, "overhead": 3.0e-6},
-    "dgx-h100": {"fusion": "chains", "memory_bandwidth": 3.0e12, "overhead": 3.0e-6},
+    "dgx-h100": {"fusion": "chains", "memory_bandwidth": 3.0e12, "overhead": 3.0e-6, "flops32": 4.0e14},
     "gb200-nvl72": {"fusion": "chains", "memory_bandwidth": 7.2e12, "overhead": 3.0e-6},
 }
 REPLICATED = {"params/**": "data=B", "opt_state/**": "data=B"}  # every data-parallel rank stores all of the state

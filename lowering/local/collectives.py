@@ -238,7 +238,7 @@ def _all_gather(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
 def _all_reduce(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     """The reduction; of floats, a maximum or minimum is NaN where one is, as that of ``jnp.max``.
 
-    All-reduces of CPU (jax 0.10) and NCCL lose NaN, so they are sent integers.
+    All-reduces of CPUs lose NaN (jax 0.10; GPUs and TPUs were not tried), so they are sent integers.
     """
     reduction = _reduction(move.source)
     if reduction == "sum" or x.dtype.name not in _ORDERED:
