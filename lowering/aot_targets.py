@@ -31,6 +31,7 @@ class Compiler:
       package: the distribution that contains it.
       module: the module by which it is found.
       extra: the extra of meshdsl that installs it.
+      requirement: the extra of jax that installs it.
       environment: environment variables that it needs on a host without its devices.
       describe: returns the description of devices to compile for, given their name and shape.
     """
@@ -38,6 +39,7 @@ class Compiler:
     package: str
     module: str
     extra: str
+    requirement: str
     environment: Mapping[str, str]
     describe: Callable[[str, tuple[int, ...]], Any]
 
@@ -75,8 +77,9 @@ _NO_TPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_LIBTPU = Compiler("libtpu", "libtpu", "tpu", _NO_TPU, _tpus)
-_CUDA = Compiler("jax-cuda12-plugin", "jax_cuda12_plugin", "cuda", {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}, _gpus)
+_LIBTPU = Compiler("libtpu", "libtpu", "tpu", "tpu", _NO_TPU, _tpus)
+_NO_GPU = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+_CUDA = Compiler("jax-cuda12-plugin", "jax_cuda12_plugin", "cuda", "cuda12", _NO_GPU, _gpus)
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")  # Google Cloud documentation, TPU configurations
 _CUBES = tuple("2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16".split())
 _NODES = tuple("1 2 4 8 2x8 4x8 8x8 16x8 32x8 64x8 128x8".split())
@@ -117,6 +120,11 @@ class CompileTarget:
         """The name and version of the compiler."""
         package = KINDS[self.preset].compiler.package
         return f"{package} {version(package)}"
+
+    @property
+    def install(self) -> str:
+        """The command that installs the compiler which this jax requires."""
+        return f"pip install 'jax[{KINDS[self.preset].compiler.requirement}]=={jax.__version__}'"
 
     def __str__(self) -> str:
         return f"{self.preset}:{_text(self.shape)}"

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import jax
 
-from meshdsl.errors import VerifyError, faults, first_line
+from meshdsl.errors import DeviceError, VerifyError, faults, first_line
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.aot_targets import CompileTarget
 from meshdsl.lowering.hlo.collectives import CompiledCollective, collectives_of_module
@@ -396,12 +396,13 @@ def verify_target(
 
     Raises:
       VerifyError: the lowered program does not communicate as planned, or the step does not fit the target's memory.
+      DeviceError: jax cannot read the compiled program, since the compiler is not of its version.
       OverlapError: the compiled one hides less than the plan, and ``exposed`` is ``error``.
     """
     before = deduplicate(parse_module(lowered.as_text("hlo", debug_info=True)))
     report = equal_or_error(compare(planned.collectives, collectives_of_module(before, mesh), mesh), "lowered")
     compiled = _compile(planned, lowered, target)
-    module = parse_module(compiled.as_text() or "")
+    module = parse_module(_text(compiled, target))
     held = _held(planned, compiled, module)
     if held.compiled_memory > target.memory:
         raise _too_large(planned, target, f"{bytes_text(held.compiled_memory)}, of {bytes_text(target.memory)}")
@@ -446,6 +447,16 @@ def _compile(planned: ExpectedCommunication, lowered: jax.stages.Lowered, target
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise _too_large(planned, target, first_line(error)) from error
+
+
+def _text(compiled: jax.stages.Compiled, target: CompileTarget) -> str:
+    try:
+        return compiled.as_text() or ""
+    except jax.errors.JaxRuntimeError as error:
+        raise DeviceError(
+            f"jax {jax.__version__} cannot read the program that {target.compiler} compiled for {target}: "
+            f"{first_line(error)}; install the compiler of this jax: {target.install}"
+        ) from error
 
 
 def _too_large(planned: ExpectedCommunication, target: CompileTarget, said: str) -> VerifyError:

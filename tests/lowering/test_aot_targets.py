@@ -9,7 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import DeviceError, VerifyError
-from meshdsl.lowering.aot_targets import KINDS, parse_target
+from meshdsl.lowering.aot_targets import KINDS, CompileTarget, parse_target
 
 MESH = md.Mesh(data=4, model=2)
 compiles = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is not installed")
@@ -87,6 +87,20 @@ def test_what_was_lowered_for_gpus_is_the_plan():
     with pytest.raises(VerifyError, match=r"does not fit dgx-h100:1: the plan needs .*: .*, of 80 GB"):
         large = md.parallelize(lambda x: x @ x.T, md.Mesh(data=1, topology="cpu"), memory="1TB")
         large.verify(array(2**18, 2**15), target="dgx-h100:1")
+
+
+def test_a_program_that_jax_cannot_read(monkeypatch):
+    def unread(self):
+        raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure: async-update should have 1 operands")
+
+    monkeypatch.setattr("jax.stages.Compiled.as_text", unread)
+    monkeypatch.setattr(CompileTarget, "devices", lambda self, mesh: jax.devices()[: mesh.size])
+    monkeypatch.setattr(CompileTarget, "compiler", "libtpu 0.0.52")
+    message = (
+        r"cannot read the program that libtpu 0.0.52 compiled for tpu-v5e:2x4: .* 1 operands; install .*'jax\[tpu\]=="
+    )
+    with pytest.raises(DeviceError, match=message):
+        md.parallelize(step, MESH).verify(*ARGS, target="tpu-v5e:2x4")
 
 
 @compiles
