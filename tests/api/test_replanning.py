@@ -15,12 +15,10 @@ from meshdsl.planner.limits import EFFORTS, SearchLimits
 from meshdsl.planner.problem.build import make_problem, repin
 from meshdsl.planner.problem.model import Model, is_refinement
 from meshdsl.trace import trace
-from tests.planner.graphs import STEPS, TWO, searched
+from tests.planner.graphs import CHAINS, STEPS, TWO, searched
 
 solve_module = import_module("meshdsl.planner.solve")
 MESH = md.Mesh(data=4, model=2)
-SLOW = {"fusion": "chains", "memory_bandwidth": 3e12, "overhead": 3e-6}
-CHAINS = replace(md.topology("dgx-h100"), name="chains", **SLOW)  # kernels take long beside what the pins cost
 ARGS = ({"up": np.ones((64, 256), np.float32), "down": np.ones((256, 64), np.float32)}, np.ones((512, 64), np.float32))
 
 

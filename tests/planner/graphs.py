@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
+from meshdsl.layouts.topology import topology
 from meshdsl.planner.memory.fit import MemoryFitter, joint_networks
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
@@ -18,6 +19,10 @@ from meshdsl.planner.search.search import search
 from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
 from meshdsl.util.runtime import worker_pool
+
+# An H100 whose programs fuse chains alone: operations take long beside collectives.
+SLOW = {"fusion": "chains", "memory_bandwidth": 3e12, "overhead": 3e-6, "flops32": 4e14}
+CHAINS = replace(topology("dgx-h100"), name="chains", **SLOW)
 
 
 def shape(*dims, dtype=jnp.float32):

@@ -11,7 +11,7 @@ operation, [rows on axis 1, rows on axis 2, ...].
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, reduce
 from itertools import product
 from math import prod
@@ -85,8 +85,8 @@ def work_of(op: Op, moved: Moved = NOTHING) -> OpWork:
         return OpWork(0.0, (0, 0), 4, loads=(1,) * (op.name == TO_DEVICE), stores=(1,) * (op.name == TO_HOST))
     floats = [v for v in op.inputs if jnp.issubdtype(v.dtype, jnp.inexact)] or op.inputs  # positions do not count
     itemsize = max((element_bits(v.dtype) / 8 for v in floats), default=4.0)
-    work = OpWork(flops_of(op), moved.accesses, itemsize, _groups(op), _sides(op))
-    return replace(work, copied=moved.copied, starts=moved.starts)
+    sizes = _groups(op), _sides(op)
+    return OpWork(flops_of(op), moved.accesses, itemsize, *sizes, copied=moved.copied, starts=moved.starts)
 
 
 def workspace_bytes(op: Op) -> int:

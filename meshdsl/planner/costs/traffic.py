@@ -9,8 +9,8 @@ There are two models (``Topology.fusion``):
                the kernel of what they reduce. A loop copies slices of its operands that products read, and slices of
                results that they make, and fills its results with zeros before it begins
 
-The second is how XLA compiles for GPUs and TPUs (``docs/evidence/overlap.md``). Its facts are those of XLA's passes for
-priority fusion, multi-output fusion and fusion of softmax (openxla/xla, ``service/gpu/transforms``).
+The second follows XLA's passes for GPUs: priority fusion, multi-output fusion and fusion of softmax (openxla/xla,
+``service/gpu/transforms``). It also suits programs compiled for TPUs (``docs/evidence/overlap.md``).
 
     y = x @ w ;  a = tanh(y) ;  b = a * a ;  z = a @ v      chains: y is read, a written; a is read, b written
                                                             kernels: y is read once, a and b are written
@@ -147,8 +147,8 @@ def traffic_of(graph: Graph, fusion: str) -> Traffic:
 # ---- Kernels ---------------------------------------------------------------------------------------------------------
 
 _MOST_SOURCES = 96  # operands and results of a kernel (openxla/xla, ``MaxOperandsAndOutputsPerFusion``)
-_MOVES_NOTHING = VIEWS | {"optimization_barrier", "constrain", "constant", "return", *LOOPS}
-_RENAMES = VIEWS | {"optimization_barrier", "constrain"}
+_RENAMES = VIEWS | {"optimization_barrier", "constrain"}  # results are operands
+_MOVES_NOTHING = _RENAMES | {"constant", "return", *LOOPS}
 _FUSED_TOO = frozenset("gather slice dynamic_slice concatenate pad reduce_precision".split())
 
 
@@ -169,6 +169,7 @@ class _Kernels:
         self._bytes = {v.id: v.bytes for v in block.inputs}
         self._maker = dict[int, Op]()  # of what a kernel makes
         self._readers = defaultdict[int, list[Op]](list)  # in kernels
+        self._read_alone = set[int]()  # by operations outside of kernels
         self._joined = dict[int, int]()  # by operation: another one of its kernel, until the first
         self._stored = set(self._bytes)  # in memory
         self._sources = dict[int, frozenset[int]]()  # of what is not: values in memory from which it is computed
@@ -193,6 +194,7 @@ class _Kernels:
             level |= dict.fromkeys(made, at + ends)
             self._stored.update(made if ends else (), () if is_fused else operands)
             if not is_fused:
+                self._read_alone.update(operands if op.name != "return" else ())
                 continue
             self._maker |= dict.fromkeys(made, op)
             for v in operands:
@@ -315,16 +317,9 @@ class _Kernels:
                     slices.remove(self._named(x))
                     found[op.id][i] = 2
         ends = {v.id: (op, len(op.inputs) + k) for op in self._ops for k, v in enumerate(op.outputs)}
-        reading = {
-            self._named(x)
-            for op in self._ops[:-1]
-            if op.id not in self._joined
-            for x in op.inputs
-            if isinstance(x, Value) and op.name not in _RENAMES
-        }
         for v in {self._named(x) for x in stacks if isinstance(x, Value)} & ends.keys():
             op, port = ends[v]
-            kept = op.id not in self._joined or v in reading
+            kept = op.id not in self._joined or v in self._read_alone
             kept = kept or any(not self._is_made_with(reader, v) for reader in self._readers[v])
             found[op.id][port] = 3 if kept else 1  # zeros, and a copy of what is in memory by itself
         return found

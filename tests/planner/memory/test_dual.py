@@ -29,7 +29,7 @@ from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from meshdsl.util.runtime import worker_pool
-from tests.planner.graphs import fitter_of, limited, minimum, shape, solved
+from tests.planner.graphs import CHAINS, fitter_of, limited, minimum, shape, solved
 from tests.sweeps import swept
 
 PROGRAM = gpt.program(gpt.Config(6, 128, 4, seq=32, vocab=128), gpt.RULES["fsdp"], batch=64)
@@ -191,7 +191,7 @@ def test_the_dearest_moves_count_whole_and_cost_no_more_than_all_do(readers):
 @swept("pairs", [True, False], kept=(False,))
 def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(pairs):
     """Where all axes are too many to be looked at jointly, and steps so large that no two axes move by themselves."""
-    two, three = md.Mesh(data=4, model=2, topology="dgx-h100"), md.Mesh(pod=2, data=2, model=2, topology="dgx-h100")
+    two, three = md.Mesh(data=4, model=2, topology=CHAINS), md.Mesh(pod=2, data=2, model=2, topology=CHAINS)
     seconds, limit = [], 0.0
     for mesh in (two, three):
         model, pins = model_of(*gpt_step(), mesh, True)
@@ -203,7 +203,7 @@ def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(pair
         best = fitter.improve(fitter.bisect(fitter.fit(free, limit))).plan
         assert fitter.peak(best).bytes <= limit
         seconds.append(model.scale.seconds(best.cost))
-    assert seconds[1] <= seconds[0] * 1.002
+    assert seconds[1] <= seconds[0] * 1.001
 
 
 def test_on_many_axes_two_move_by_themselves_before_all_do():
