@@ -26,6 +26,7 @@ from meshdsl.api.ambient import JaxSettings
 from meshdsl.api.executable import Executable
 from meshdsl.ir.graph import array_type
 from meshdsl.layouts.layout import Layout
+from meshdsl.plan.types import Array
 from meshdsl.trace import Call
 from meshdsl.trace.arguments import argument_names, check_values
 from meshdsl.trace.objects import NO_OBJECTS, Binding, Objects
@@ -109,6 +110,14 @@ class CallKind:
         if not lines and self.tree != before.tree:
             return ["what the tree of its arguments holds beside arrays changed"]
         return lines
+
+    def unplanned(self, inputs: Sequence[Array]) -> list[str]:
+        """Return a line per argument that differs from the inputs of a plan."""
+        now = {path: (x.shape, str(x.dtype), str(x)) for path, x in zip(self.paths, self.leaves, strict=True)}
+        then = {x.path: (x.shape, x.dtype, x.type) for x in inputs}
+        absent = (None, None, "absent")
+        pairs = ((path, then.get(path, absent), now.get(path, absent)) for path in dict.fromkeys((*then, *now)))
+        return [f"{path}: {a[2]} in the plan, {b[2]} here" for path, a, b in pairs if a[:2] != b[:2]]
 
 
 def nearest_kind(kind: CallKind, others: Sequence[CallKind]) -> CallKind:

@@ -528,7 +528,11 @@ class Sharded(Generic[Params, Result]):
         if kind not in self._stages:
             devices, program = None, self._traced.get(kind.anywhere)
             if program is None:
-                devices, program = trace_for(self.step, options, call, kind)
+                try:
+                    devices, program = trace_for(self.step, options, call, kind)
+                except Exception as error:
+                    self._note_changes(error, kind)
+                    raise
                 self._typed.add((kind.anywhere, tuple(map(explicit_type, call.leaves))))
             if devices is None:
                 self._traced[kind.anywhere] = program
@@ -566,6 +570,14 @@ class Sharded(Generic[Params, Result]):
         else:
             log.warning("planning %s again%s: %s", name, " between the same layouts" if alike else "", what)
         return replace(stages, former=planned[nearest]) if alike else stages
+
+    def _note_changes(self, error: Exception, kind: CallKind) -> None:
+        """Add what is new in a call that cannot be traced to its error: after an earlier one, or beside a plan."""
+        if self._stages:
+            before = nearest_kind(kind, list(self._stages))
+            error.add_note(f"unlike an earlier call: {'; '.join(kind.differences(before))}")
+        elif self.options.plan is not None and (rows := kind.unplanned(self.options.plan.inputs)):
+            error.add_note(faults("plan= is for other arguments:", shortened(rows)))
 
     def _warn(self, executable: Executable) -> None:
         """Log, once each, the notes by which the program means something else than the step, or runs replicated."""

@@ -22,6 +22,7 @@ from meshdsl.trace.spec_errors import SPEC_REMEDY, spec_faults
 
 
 _OTHER_TRACE = "from different trace level"  # in flax's errors about objects of another function
+_SHOWN = 16  # arrays in the note of an error, shared by the arguments
 _NO_VALUE = "depends on the value"  # in jax's errors about values that a trace does not have
 _ARGUMENT = re.compile(r"\bleaves\[(\d+)\]")
 _REMEDY = (
@@ -82,8 +83,12 @@ def _rows(error: Exception, paths: Sequence[str]) -> list[str]:
 
 
 def _called_with(paths: Sequence[str], leaves: Sequence[Any]) -> str:
-    shown = (f"{path} {jax.typeof(x)}" for path, x in zip(paths, leaves, strict=True))
-    return ", ".join(shortened(list(shown))) or "no arrays"
+    """The types of all arguments; of one with many arrays the first ones, so that those behind it are named too."""
+    by_argument: dict[str, list[str]] = {}
+    for path, x in zip(paths, leaves, strict=True):
+        by_argument.setdefault(path.partition("/")[0], []).append(f"{path} {jax.typeof(x)}")
+    most = max(2, _SHOWN // max(1, len(by_argument)))
+    return ", ".join(row for rows in by_argument.values() for row in shortened(rows, most)) or "no arrays"
 
 
 # ---- Notes -----------------------------------------------------------------------------------------------------------

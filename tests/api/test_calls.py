@@ -283,6 +283,21 @@ def test_the_reason_compares_with_the_nearest_kind(said):
     assert said()[-1] == "planning scaled again: s is float32[] instead of int32[]"
 
 
+def test_an_error_of_another_kind_says_what_is_new_in_the_call():
+    sharded = md.parallelize(lambda w, x: x @ w, MESH)
+    plan = sharded.plan(W, X)
+    for each, note in (
+        (sharded, "unlike an earlier call: x is float32[16,7] instead of float32[16,8]"),
+        (
+            md.parallelize(lambda w, x: x @ w, MESH, plan=plan),
+            "plan= is for other arguments:\n  x: float32[16,8] in the plan, float32[16,7] here",
+        ),
+    ):
+        with pytest.raises(TypeError, match="contracting dimensions") as caught:
+            each(W, X[:, :7])
+        assert caught.value.__notes__[-1] == note
+
+
 # ---- Forms -----------------------------------------------------------------------------------------------------------
 
 

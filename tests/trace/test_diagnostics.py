@@ -66,6 +66,14 @@ def test_what_the_step_raises_passes_with_a_note():
     )
 
 
+def test_arguments_behind_many_arrays_are_in_the_note():
+    layers = {f"layer{i}": X for i in range(9)}
+    with pytest.raises(TypeError) as caught:
+        trace(lambda params, batch: params["layer8"] @ batch, (layers, X))
+    shown = ", ".join(f"params/layer{i} float32[4,3]" for i in range(8))
+    assert caught.value.__notes__[-1].endswith(f"was traced with {shown}, ... and 1 more, batch float32[4,3]")
+
+
 def test_a_partial_goes_by_its_function():
     assert said(partial(branch, {"w": X, "b": X}), X)[0] == "branch cannot be traced:"
 
