@@ -47,11 +47,11 @@ def plan_with_buckets(found: SearchResult) -> BucketedPlan:
         best = found.bucketed_solution()
         return BucketedPlan(best, found, partial(min, found.loosest.seconds, best.seconds))
     parts = found.model.limits.buckets_latencies
-    cheapest, *others = (_fitting(partial(found.with_shared_latency, part)) for part in parts)
-    rows = {each.fit.plan.rows.tobytes(): each.fit.plan.rows for each in (found, cheapest, *others) if each}
+    searches = {part: _fitting(partial(found.with_shared_latency, part)) for part in parts}
+    rows = {each.fit.plan.rows.tobytes(): each.fit.plan.rows for each in (found, *searches.values()) if each}
     plans = [found, *map(found.at_rows, list(rows.values())[1:])]  # several searches often find one plan
     best = min((plan.bucketed_solution() for plan in plans), key=lambda each: each.seconds)
-    return BucketedPlan(best, found, partial(_bound, found, cheapest, best.seconds))
+    return BucketedPlan(best, found, partial(_bound, found, searches.get(0.0), best.seconds))
 
 
 def _fitting(search: Callable[[], SearchResult | None]) -> SearchResult | None:
@@ -62,14 +62,17 @@ def _fitting(search: Callable[[], SearchResult | None]) -> SearchResult | None:
         return None
 
 
-def _bound(found: SearchResult, cheapest: SearchResult | None, seconds: float) -> float:
-    """Returns seconds that no plan undercuts, with buckets or without, if there is one that takes ``seconds``."""
-    if cheapest is None:
-        return 0.0
+def _bound(found: SearchResult, free: SearchResult | None, seconds: float) -> float:
+    """Returns seconds that no plan undercuts, with buckets or without, if there is one that takes ``seconds``.
+
+    Args:
+      free: the search where latencies are free, if it was made.
+    """
     with_any = found.loosest.seconds if found.loosest else 0.0
-    unshared = _fitting(partial(found.at_unshared_latencies, seconds))
+    unshared = _fitting(partial(found.at_unshared_latencies, seconds, free))
     if unshared is None or found.is_small:
-        with_any = max(with_any, cheapest.certify() + least_latency(found.model.mesh))
+        free = free or _fitting(partial(found.with_shared_latency, 0.0))
+        with_any = max(with_any, free.certify() + least_latency(found.model.mesh) if free else 0.0)
     if unshared is not None:
         with_any = max(with_any, unshared.certify())
     with_any = min(with_any, seconds)

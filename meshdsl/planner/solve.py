@@ -260,7 +260,7 @@ class SearchResult:
         model = self._with_relieved_latencies(part)
         return self._search_at(model, joint_networks(model))
 
-    def at_unshared_latencies(self, best: float) -> "SearchResult | None":
+    def at_unshared_latencies(self, best: float, free: "SearchResult | None" = None) -> "SearchResult | None":
         """Returns the search where collectives pay the latencies that they share with no others (``unshared``).
 
         No plan undercuts its bound, with buckets or without. The result is None for a step that is searched axis by
@@ -268,16 +268,16 @@ class SearchResult:
 
         Args:
           best: seconds of the best plan known; the bound needs not be nearer to it than is worth the work.
+          free: ``with_shared_latency(0.0)``, whose networks are taken, if there is one.
 
         Raises:
           MemoryLimitError: if no plan within the limit is found.
         """
-        model = self._with_relieved_latencies(0.0)
-        networks = joint_networks(model)
-        if networks is None or len(model.nodes) >= model.limits.encoding_layers_nodes:
+        if not searches_jointly(self.model) or len(self.model.nodes) >= self.model.limits.encoding_layers_nodes:
             return None
-        model = self._with_unshared_latencies(model, networks, best)
-        return self._search_at(model, networks.priced(model))
+        model = free.model if free else self._with_relieved_latencies(0.0)
+        networks = free.fitter.networks if free else None
+        return self._search_at(*self._with_unshared_latencies(model, networks or NetworkBuilder(model), best))
 
     def _with_relieved_latencies(self, part: float) -> Model:
         every = (v.id for v in self.model.problem.index.values)
@@ -291,24 +291,27 @@ class SearchResult:
         fit = fitter.fit(found.plan, self.limit, fitter.pricing(self.fit.pricing))
         return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
 
-    def _with_unshared_latencies(self, model: Model, networks: NetworkBuilder, best: float) -> Model:
-        """Returns a view in which those latencies count that no bucket shares, chosen in rounds."""
+    def _with_unshared_latencies(
+        self, model: Model, networks: NetworkBuilder, best: float
+    ) -> tuple[Model, NetworkBuilder]:
+        """Returns a view in which those latencies count that no bucket shares, chosen in rounds, and its networks."""
         limits, index, wiring = model.limits, model.problem.index, model.wiring
         unshared, enough = UnsharedUses(model.problem.program.graph), (1 - limits.worth_gap) * model.scale.cost(best)
         plan, most, idle = self.fit.plan, 0.0, 0
-        for _ in range(limits.buckets_rounds):
+        for left in reversed(range(limits.buckets_rounds)):
             unshared.add(layouts_of(model, plan.rows)[1], trees_of(model, plan))
             ports = wiring.port_of_use[index.use_numbers(unshared.shares)]
             parts = zip(wiring.ends_at(ports), ports, unshared.shares.values(), strict=True)
             model = model.with_unshared({end: part for end, port, part in parts if port >= 0})
-            if idle == limits.buckets_patience or model.deadline.expired():
+            here = networks.priced(model)
+            if not left or idle == limits.buckets_patience or model.deadline.expired():
                 break
-            plan = search(model, lambda _: False, networks.priced(model), plan.rows).plan
+            plan = search(model, lambda _: False, here, plan.rows).plan
             if plan.cost >= enough:
                 break
             idle = idle + 1 if plan.cost < (1 + limits.buckets_rise) * most else 0
             most = max(most, plan.cost)
-        return model
+        return model, here
 
     def at_rows(self, rows: Assignment) -> "SearchResult":
         """Returns this search with another plan, perhaps of a search at other prices, in place of its own."""
