@@ -6,21 +6,24 @@ control flow and calls. What no function knows becomes an ``Unfollowed`` value, 
 everything else is still computed.
 
 Computations of scalars that reductions, scatters and sorts name are run on whole arrays of such scalars.
+
+What is computed from constants alone is rounded to its type, as compilers do that fold it: ``1 - (-0.9961)`` is 2 in
+bfloat16. One of two programs may have it folded, and none of both is run on exact constants.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from meshdsl.lowering.hlo.parse import Instruction, Module, arrays, members
-from meshdsl.lowering.simulation.numbers import Array, Numbers
-from meshdsl.lowering.simulation.operation import Operation, Unreadable, kind_of
+from meshdsl.lowering.simulation.numbers import Array, Numbers, Reals
+from meshdsl.lowering.simulation.operation import Operation, Unreadable, float_type, kind_of
 
-Value = Any  # an array of all devices, a tuple of values, or Unfollowed
+Value = Any  # an array of all devices, a tuple of values, or Unfollowed; within a computation a Constant, too
 Function = Callable[..., Value]
 Observer = Callable[[str, Operation, Value], None]
 _PER_LINE = 100  # elements that take as long as one line of a loop body, however small
@@ -31,6 +34,23 @@ _IDENTITIES = (
     *("Sharding", "LayoutConstraint", "xla.sdy.FuncResultSharding"),
     *("annotate_device_placement", "MoveToHost", "MoveToDevice"),
 )
+_FOLDED = frozenset(
+    "add subtract multiply divide negate abs sign maximum minimum power sqrt rsqrt exponential log tanh convert "
+    "compare select and or not".split()
+)
+_SPREAD = frozenset(("broadcast", "reshape", "bitcast", "transpose", "slice"))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value all of whose elements are one number that depends on no argument.
+
+    Args:
+      array: of all devices. number: the number, of length 1: a float as float64, rounded to its type.
+    """
+
+    array: Array
+    number: Array
 
 
 @dataclass(frozen=True)
@@ -85,6 +105,9 @@ class Devices:
 
     def call(self, name: str, args: Sequence[Value]) -> Value:
         """Returns the results of a computation."""
+        return _plain(self._run(name, args))
+
+    def _run(self, name: str, args: Sequence[Value]) -> Value:
         body = self.body(name)
         values: dict[str, Value] = {}
         for at, operation in enumerate(body.operations):
@@ -94,7 +117,7 @@ class Devices:
                 value = self._value(operation, [values[operand] for operand in body.reads[at]])
             values[operation.name] = value
             if self._observer is not None and not self._scalars:
-                self._observer(name, operation, value)
+                self._observer(name, operation, _plain(value))
             for dead in body.dead[at]:
                 del values[dead]
         return values[body.root]
@@ -121,21 +144,49 @@ class Devices:
         if self._left < 0:
             raise TooLarge
 
-    def constant(self, operation: Operation) -> Array:
+    def _constant(self, operation: Operation) -> Value:
         """Returns the value of a constant, for all devices."""
         literal = operation.literal
+        if literal.ndim == 0 and operation.kind != "complex":
+            return self._spread(literal[None], operation)
         return (self.numbers.of(literal) if operation.kind == "float" else literal)[None]
+
+    def _spread(self, number: Array, operation: Operation) -> Constant:
+        """Returns an array of one number of the operation's type, for all devices."""
+        if operation.kind == "float":
+            number = number.astype(float_type(operation.type.dtype)).astype(np.float64)
+        element = self.numbers.of(number) if operation.kind == "float" else number
+        return Constant(np.full((1, *operation.type.dims), element), number)
+
+    def _folded(self, operation: Operation, args: Sequence[Value]) -> Constant | None:
+        """Returns the value of an operation on constants alone; None if it is none."""
+        opcode = operation.opcode
+        if opcode not in _FOLDED | _SPREAD or not args or not all(isinstance(x, Constant) for x in args):
+            return None
+        if {operation.kind, *operation.kinds} - {"float", "int", "bool"} or len(operation.types) != 1:
+            return None
+        numbers = [x.number for x in args]
+        found = numbers[0] if opcode in _SPREAD else self._functions[opcode](self._rounding, operation, *numbers)
+        return self._spread(np.asarray(found), operation)
+
+    @cached_property
+    def _rounding(self) -> "Devices":
+        """Devices that compute constants."""
+        return Devices(self.module, 1, Reals(), self._functions, np.inf)
 
     # ---- One operation -----------------------------------------------------------------------------------------------
 
     def _value(self, operation: Operation, args: list[Value]) -> Value:
         opcode = operation.opcode
-        if opcode == "tuple":
-            return tuple(args)
         if opcode in _FORWARDED or opcode.endswith("-done"):
             return args[0]
         if opcode in _CALLS:
-            return self.call(operation.computation(_CALLS[opcode]), args)
+            return self._run(operation.computation(_CALLS[opcode]), args)
+        folded, args = self._folded(operation, args), list(map(_plain, args))
+        if folded is not None:
+            return folded
+        if opcode == "tuple":
+            return tuple(args)
         unknown = next((x for x in args if isinstance(x, Unfollowed)), None)
         if unknown is not None and operation.attributes.get("custom_call_target", "").strip('"') not in SHARD_MAP_ENDS:
             return unknown
@@ -147,7 +198,7 @@ class Devices:
             if opcode == "conditional":
                 return self._conditional(operation, args)
             if opcode == "constant":
-                return self.constant(operation)
+                return self._constant(operation)
             if opcode == "custom-call" and operation.attributes["custom_call_target"].strip('"') in _IDENTITIES:
                 return args[0]
             function = self._functions.get(opcode.removesuffix("-start"))
@@ -258,6 +309,10 @@ class Body:
             if each != root:
                 dead[at].append(each)
         return cls(operations, reads, tuple(map(tuple, dead)), root)
+
+
+def _plain(value: Value) -> Value:
+    return value.array if isinstance(value, Constant) else value
 
 
 def _with_parts(lines: Sequence[Instruction]) -> Iterator[Instruction]:

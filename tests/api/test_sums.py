@@ -127,3 +127,14 @@ def test_keys_are_those_of_the_call():
     ((place, found),) = sums._integers([jnp.ones(2), keys])
     assert place == 1
     np.testing.assert_array_equal(found, jax.random.key_data(keys))
+
+
+def test_constants_are_rounded_to_their_type_where_programs_have_them_folded():
+    """Random numbers are ``bits * (1 - low) + low``, and ``1 - low`` is 2 in bfloat16."""
+
+    def step(x, key):
+        return x + jax.random.normal(key, x.shape, x.dtype)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    report = md.parallelize(step, "data=8", {"x": "data=S(0)"}).verify(jax.ShapeDtypeStruct((64, 8), "bfloat16"), key)
+    assert report.sums.agreeing == ("the result",)
