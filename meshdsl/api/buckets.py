@@ -3,13 +3,12 @@
 The planner's objective has every collective pay its latency. A plan that waits little for latencies, and repeats little
 work to avoid them, is taken as it is, with the bound of plans that send every collective by itself. Else collectives
 may be cheap that were dear, and the plan is searched again at prices at which a collective that may be sent in a bucket
-pays a part of its latency: none, as if it were one of very many, then more. Of all plans found, with their buckets, the
-fastest is taken.
+pays a part of its latency, as one of very many or of few. Of all plans found, with buckets, the fastest is taken.
 
-The first of these searches gives a bound: no bucket costs less than its bytes, so a plan with buckets takes at least as
-long as the cheapest one without those latencies, and one latency. A search in which the latencies count that no bucket
-can share (``meshdsl.planner.unshared``) mostly gives a better one. A plan without buckets is bounded as always, and
-the lower bound of both holds for every plan.
+Without any latencies, prices give a bound: no bucket costs less than its bytes, so a plan with buckets takes at least
+as long as the cheapest one without those latencies, and one latency. A search in which the latencies count that no
+bucket can share (``meshdsl.planner.unshared``) mostly gives a better one. A plan without buckets is bounded as always,
+and the lower bound of both holds for every plan.
 """
 
 from collections.abc import Callable
@@ -71,8 +70,10 @@ def _bound(found: SearchResult, free: SearchResult | None, seconds: float) -> fl
     with_any = found.loosest.seconds if found.loosest else 0.0
     unshared = _fitting(partial(found.at_unshared_latencies, seconds, free))
     if unshared is None or found.is_small:
-        free = free or _fitting(partial(found.with_shared_latency, 0.0))
-        with_any = max(with_any, free.certify() + least_latency(found.model.mesh) if free else 0.0)
+        if free is None and found.is_small:
+            free = _fitting(partial(found.with_shared_latency, 0.0))
+        least = free.certify() if free else found.quick_bound_without_latencies()
+        with_any = max(with_any, least + least_latency(found.model.mesh))
     if unshared is not None:
         with_any = max(with_any, unshared.certify())
     with_any = min(with_any, seconds)

@@ -30,7 +30,7 @@ from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.memory.dual import PendingBound, dual_bound, start_bound
 from meshdsl.planner.memory.fit import FitResult, MemoryFitter, Pricing, joint_networks
-from meshdsl.planner.objective import CostedPlan, layouts_of, rows_by_op, trees_of
+from meshdsl.planner.objective import CostedPlan, Evaluator, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.problem.build import make_problem, repin, split_stacks
 from meshdsl.planner.problem.low_bits import exact_trees
 from meshdsl.planner.problem.model import Assignment, Model, is_refinement
@@ -278,6 +278,11 @@ class SearchResult:
         model = free.model if free else self._with_relieved_latencies(0.0)
         networks = free.fitter.networks if free else None
         return self._search_at(*self._with_unshared_latencies(model, networks or NetworkBuilder(model), best))
+
+    def quick_bound_without_latencies(self) -> float:
+        """Returns seconds that no plan undercuts, memory aside, where no latencies count that may be shared."""
+        model = self._with_relieved_latencies(0.0)
+        return quick_bound(model, evaluate_plan(model, Evaluator(model), self.fit.plan.rows))
 
     def _with_relieved_latencies(self, part: float) -> Model:
         every = (v.id for v in self.model.problem.index.values)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
+from bench.planner.cases import RULES, program_of
 from meshdsl.errors import ArgumentError, PlanFileError
 from meshdsl.models import mlp
 from meshdsl.planner.bounds.tighten import RisingBound
@@ -66,6 +67,13 @@ def test_fast_pads_only_where_uneven_dims_take_time():
 
     assert "(1001) does not divide over the mesh and is left unpadded: that costs about" in notes(4096)
     assert "padded to 1008" in notes(64)
+
+
+def test_fast_knows_how_few_collectives_a_bucket_takes():
+    """At no latency at all, it would repeat no work, and wait for collectives that no bucket takes."""
+    program, mesh = program_of("dlrm"), md.Mesh.parse("data=8", "dgx-h100")
+    plans = [md.parallelize(program.step, mesh, rules=RULES, effort=e).plan(*program.args) for e in ("fast", "default")]
+    assert plans[0].seconds <= plans[1].seconds / (1 - TOLERATED["fast"])
 
 
 def test_less_work_tolerates_less():

@@ -144,7 +144,8 @@ def search(
 def quick_bound(model: Model, best: CostedPlan) -> float:
     """Returns seconds that no plan undercuts, memory aside, with little work."""
     if not searches_jointly(model):
-        return _seconds(model, best, bound_on_many_axes(model, best, True))
+        apart = bound_on_axes_apart(model, best) if model.limits.worth_gap else bound_on_many_axes(model, best, True)
+        return _seconds(model, best, apart)
     return _seconds(model, best, bound_jointly(NetworkBuilder(model), best, model.limits.search_quick_passes, False))
 
 
