@@ -53,7 +53,7 @@ PAGE = ROOT / "docs" / "evidence" / "remat.md"
 CACHE = ROOT / ".cache" / "remat"
 SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.35)
 EQUAL = 1e-3  # relative difference of seconds that counts as none
-SEARCH = 3  # number of the search for what is computed again; rows of earlier ones are named on the page
+SEARCH = 4  # number of the search for what is computed again; rows of earlier ones are named on the page
 XLA_SHARES = (0.9, 0.35)  # that XLA compiles within
 V5E = "tpu-v5e:2x4"
 GAP = 0.05  # that the summary counts the wider ones of
@@ -383,11 +383,11 @@ def page(models: list[dict[str, Any]], programs: list[dict[str, Any]], within: d
         sections.append(f"Not run: {', '.join(missing)}.")
     if old := [model["model"] for model in models if any(row.get("search", 1) < SEARCH for row in model["rows"])]:
         sections.append(f"{EARLIER} {', '.join(old)}.")
-    if within:
-        sections += [XLA, _xla_table(within, models), XLA_TPU, _xla_tpu_table(within)]
     written = PAGE.read_text() if PAGE.exists() else ""
-    before = "\n".join(page_section(written, COMPILED)).strip()
-    sections += [made, f"{COMPILED}\n\n{_compiled(programs)}" if programs else before]
+    by_xla, compiled = ("\n".join(page_section(written, title)).strip() for title in (XLA, COMPILED))
+    sections += [made]
+    sections += [XLA, _xla_table(within, models), XLA_TPU, _xla_tpu_table(within)] if within else [by_xla]
+    sections += [f"{COMPILED}\n\n{_compiled(programs)}" if programs else compiled]
     return summarised("\n\n".join(sections) + "\n", *_short(models, within))
 
 
@@ -517,10 +517,11 @@ def _short(models: list[dict[str, Any]], within: dict[str, list[dict[str, Any]]]
     fits = sum(other is not None and other < inf for other in xla)
     gaps = [row["gap"] for _, row in rows if row["gap"] is not None]
     wide, took = sum(gap > GAP for gap in gaps), max(row["took"] for _, row in rows)
+    of_xla = f"XLA's own rematerialisation: {counts(xla)} (it fits within {fits}); the best of all: {counts([*best])}."
     return [
         f'At {len(rows)} limits of {len(models)} models, `remat="auto"` beside the best policy of MaxText:',
-        f"{counts([*policies])}; the best two policies, each for a part of the layers: {counts([*layers])};",
-        f"XLA's own rematerialisation: {counts(xla)} (it fits within {fits}); the best of all: {counts([*best])}.",
+        f"{counts([*policies])}; the best two policies, each for a part of the layers: {counts([*layers])}.",
+        *([of_xla] if within else []),
         f"The largest gap is {percent_text(max(gaps))} ({wide} above 5%), and the longest planning took {took:.0f} s.",
     ]
 
@@ -541,8 +542,7 @@ parameters and optimizer state. Columns of seconds are predicted step times, all
   device, plus their transfers, none of them hidden; the memory of `full`. Not derived where `full` needs more memory
   than the plan that keeps them, since layouts differ.
 - *per layer*: the best two of all these, each for a part of the layers. Derived: memory and seconds of the plans
-  without a limit, in that proportion. A loop over layers treats all of them alike, so `remat="auto"` has no such
-  choice.
+  without a limit, in that proportion.
 - *remat="auto"*: on the step without `jax.checkpoint`. *gap*: of the layouts, given what is computed again. What is
   computed again is found by a search without a bound."""
 EARLIER = """Rows of an earlier search for what is computed again, which may be slower than plans found since:"""

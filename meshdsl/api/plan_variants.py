@@ -18,7 +18,7 @@ Only the best variant is polished, proved and written as a plan. Notes in the pl
 that was not, and why.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -47,7 +47,8 @@ from meshdsl.planner.bounds.trivial import least_seconds
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
 from meshdsl.recomputation.levels import kept_effects
-from meshdsl.recomputation.min_cut import RematChoice, Rewrite
+from meshdsl.recomputation.loop_parts import MixedChoice, dividing
+from meshdsl.recomputation.min_cut import RematChoice
 from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
 from meshdsl.util.text import bytes_text, count_text, percent_text, seconds_text
@@ -229,18 +230,22 @@ def _residuals_elsewhere(
         free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
     else:
         free, kept = solve(program, mesh, best.pins, inf, clock, limits), None
-    quick, tried = replace(briefly(limits), memory_branch_boxes_smallest=0), dict[Rewrite, Variant]()
+    quick, tried = replace(briefly(limits), memory_branch_boxes_smallest=0), dict[Hashable, Variant]()
 
-    def attempt(costs: ResidualCosts, choice: RematChoice) -> Variant:
+    def attempt(costs: ResidualCosts, choice: RematChoice | MixedChoice) -> Variant:
         if choice.rewrite not in tried:
             tried[choice.rewrite] = planned(costs, choice, quick)
         return tried[choice.rewrite]
 
-    def planned(costs: ResidualCosts, choice: RematChoice, limits: SearchLimits) -> Variant:
-        made = recomputing(program, *choice.rewrite)
+    def planned(costs: ResidualCosts, choice: RematChoice | MixedChoice, limits: SearchLimits) -> Variant:
+        if isinstance(choice, MixedChoice):
+            divided = dividing(program, dict(choice.trips))
+            made = recomputing(divided.program, *divided.rewrite(choice))
+        else:
+            divided, made = None, recomputing(program, *choice.rewrite)
         stated = user_pins.resolve(made.program, mesh)
         pins = replace(stated, hosted=best.pins.hosted, hosted_outputs=best.pins.hosted_outputs)
-        known = Remat(choice, made, costs, (free.peak.bytes, free.seconds), kept)
+        known = Remat(choice, made, costs, (free.peak.bytes, free.seconds), kept, divided)
         try:
             outcome: SearchResult | MemoryLimitError = solve(made.program, mesh, pins, limit, clock, limits)
         except MemoryLimitError as error:

@@ -14,6 +14,8 @@ Within a memory limit a plan divides more, gathers again and waits longer; or it
 4. What memory that leaves is filled: residuals that are worth most are kept again, one by one.
 5. Within a limit that the plan of 1. exceeds, the same is done on a second ladder, where only values have a price that
    live where that plan exceeds the limit.
+6. Where a faster rung does not fit, loops over layers are divided (``recomputation.loop_parts``): the last iterations
+   follow that rung, as many as fit.
 
 The fastest of all plans is taken, that which keeps everything among them.
 
@@ -45,7 +47,8 @@ from meshdsl.planner.problem.variables import OpClasses
 from meshdsl.planner.solve import SearchResult
 from meshdsl.recomputation.hosting import hostable
 from meshdsl.recomputation.levels import layer_loops, levels, reads_residual, recomputable
-from meshdsl.recomputation.min_cut import RematChoice, RematPrices, cheapest_recomputation
+from meshdsl.recomputation.loop_parts import DividedProgram, MixedChoice, mixed_choice
+from meshdsl.recomputation.min_cut import RematChoice, RematPrices, Rewrite, cheapest_recomputation
 from meshdsl.recomputation.rewrite import Recomputing
 from meshdsl.recomputation.segments import boundary_ops
 from meshdsl.recomputation.traffic import residual_uses
@@ -62,6 +65,9 @@ LONGEST = 0.25  # by which a residual that lives through the whole step is deare
 NEXT_TO_NOTHING = 1e-9  # price at which only what costs nothing is computed again, as part of the middle one
 SENT = 8  # rungs between two that differ in what waits in the host's memory
 NEGLIGIBLE = 1e-3  # share of the seconds of a choice that is not worth a plan
+PARTS = 3  # plans with divided loops
+MOST = 0.9  # of the iterations that may follow the choice that does not fit, in the first of them
+WORTH = 2e-3  # share of the seconds of a step that each must promise to save
 
 
 # ---- What residuals hold, and what operations take -------------------------------------------------------------------
@@ -360,7 +366,7 @@ P = TypeVar("P", bound=Planned)
 
 
 def plan_residuals(
-    costs: ResidualCosts, excess: float, attempt: Callable[[RematChoice], P], clock: Deadline
+    costs: ResidualCosts, excess: float, attempt: Callable[[RematChoice | MixedChoice], P], clock: Deadline
 ) -> P | None:
     """Returns the fastest plan found that does not keep all residuals on the device; None if it has to keep them.
 
@@ -397,11 +403,14 @@ def plan_residuals(
             break
         if at(around[0]).seconds < tried[best].seconds:
             best = around[0]
-    return _filled(costs, ladder[best], tried[best], attempt, clock)
+    choice, plan = _filled(costs, ladder[best], tried[best], attempt, clock)
+    return plan if excess <= 0 else _divided(costs, [rung.choice for rung in ladder], choice, plan, attempt, clock)
 
 
-def _filled(costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematChoice], P], clock: Deadline) -> P:
-    """Returns the plan with residuals kept in the memory that it leaves, as far as that is faster."""
+def _filled(
+    costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematChoice], P], clock: Deadline
+) -> tuple[RematChoice, P]:
+    """Returns the plan with residuals kept in the memory that it leaves, as far as that is faster, and its choice."""
     kept, choice, refused = frozenset[int](), rung.choice, set[int]()
     for _ in range(FILLED):
         spare, more, worth = best.spare, list[int](), _worth_keeping(costs, rung, choice, kept, refused)
@@ -419,7 +428,60 @@ def _filled(costs: ResidualCosts, rung: Rung, best: P, attempt: Callable[[RematC
             best, choice, kept = trial, trial_choice, kept.union(more)
         else:
             refused.update(more[1:] or more)
+    return choice, best
+
+
+def _divided(
+    costs: ResidualCosts,
+    others: Iterable[RematChoice],
+    choice: RematChoice,
+    best: P,
+    attempt: Callable[[MixedChoice], P],
+    clock: Deadline,
+) -> P:
+    """Returns the plan in which the last iterations of loops over layers follow a faster choice, as many as fit.
+
+    Args:
+      others: of which that is one.
+      choice: of the other iterations, and of the best plan found so far, which is returned if none is faster.
+    """
+    pairs, tried, refused, fits = list[_Pair](), set[MixedChoice](), 0.0, 1.0
+    for other in others:
+        room, gain = costs.saved(choice) - costs.saved(other), costs.seconds(choice) - costs.seconds(other)
+        if room > 0 and gain > 0:
+            pairs.append(_Pair(other, room, gain, 1 - min(MOST, best.spare / room)))
+    pair = max(pairs, key=lambda pair: pair.gain * (1 - pair.part), default=_Pair(choice, 1, 0.0, 1.0))
+    part = pair.part
+    for _ in range(PARTS):
+        if pair.gain * (fits - part) < WORTH * best.seconds or clock.expired():
+            break
+        mixed = mixed_choice(costs.program.graph, choice, pair.other, part)
+        if mixed is None or mixed in tried:
+            break
+        tried.add(mixed)
+        trial = attempt(mixed)
+        if trial.seconds < inf:
+            fits, part = part, max(part - trial.spare / pair.room, (refused + part) / 2)
+        else:
+            refused, part = part, (part + fits) / 2
+        best = min(best, trial, key=lambda plan: plan.seconds)
     return best
+
+
+class _Pair(NamedTuple):
+    """A choice beside one that fits.
+
+    Args:
+      other: the choice.
+      room: bytes on a device that it keeps more.
+      gain: seconds per step that it takes less.
+      part: of the iterations that cannot follow it, about, for lack of memory.
+    """
+
+    other: RematChoice
+    room: int
+    gain: float
+    part: float
 
 
 def _worth_keeping(
@@ -449,13 +511,23 @@ class Remat:
       costs: by which they were chosen.
       fastest: bytes and seconds of the best plan found that keeps everything, without a memory limit.
       kept: those of the best one within the limit, if there is any.
+      divided: the program before, if loops of it are divided.
     """
 
-    choice: RematChoice
+    choice: RematChoice | MixedChoice
     made: Recomputing
     costs: ResidualCosts
     fastest: tuple[int, float]
     kept: tuple[int, float] | None
+    divided: DividedProgram | None = None
+
+    @property
+    def rewrite(self) -> Rewrite:
+        """What decides the rewritten program, by the ids of the program before, with its loops divided."""
+        if isinstance(self.choice, RematChoice):
+            return self.choice.rewrite
+        assert self.divided is not None
+        return self.divided.rewrite(self.choice)
 
     def facts(self, program: TracedProgram, solution: Solution, classes: OpClasses) -> Recomputation:
         """Returns what is computed again, under a solution of the program in which it is."""
@@ -463,14 +535,15 @@ class Remat:
         again, producer = seconds_again(program, solution, times), graph_index(program.graph)
         found = list[RecomputedValue]()
         held = {v: size for v, size in self.costs.held.items() if v not in self.costs.fused}  # others take no memory
-        saved = sum(held.get(v, 0) for v in self.costs.as_written.kept)
-        saved -= sum(held.get(v, 0) for v in self.choice.kept)
+        origins, written = self._origins(), self.costs.as_written.kept
         for residual in self.made.residuals:
             ops = {op.id for v in residual.copies if (op := producer.ops[producer.producer[producer.number_of(v.id)]])}
-            kept = [v for v in residual.originals if v in self.costs.as_written.kept]
-            name = self.costs.reasons.name_and_line(max(kept, key=lambda v: held.get(v, 0), default=residual.value))
+            kept = [at for v in residual.originals if (at := origins(v)).value in written]
+            named = max(kept, key=lambda at: held.get(at.value, 0), default=origins(residual.value))
+            name = self.costs.reasons.name_and_line(named.value)
             name += f" and {len(kept) - 1} more" if len(kept) > 1 else ""
-            size, last = sum(held.get(v, 0) for v in kept), found[-1] if found else None
+            name += f", {named.iterations}" if named.iterations else ""
+            size, last = sum(round(at.share * held.get(at.value, 0)) for at in kept), found[-1] if found else None
             each = RecomputedValue(name, size, sum(again[op] for op in ops), len(ops))
             if last and 0 in (size, last.bytes):  # what takes no memory belongs to what it is computed with
                 found[-1] = RecomputedValue(
@@ -481,5 +554,45 @@ class Remat:
                 )
             else:
                 found.append(each)
-        twice, spared, hosted = (tuple(sorted(ids)) for ids in self.choice.rewrite)
-        return Recomputation(twice, tuple(found), saved, self.fastest, self.kept, spared, hosted)
+        twice, spared, hosted = (tuple(sorted(ids)) for ids in self.rewrite)
+        divided = () if isinstance(self.choice, RematChoice) else self.choice.trips
+        saved = sum(held.get(v, 0) for v in written) - self._kept(held)
+        return Recomputation(twice, tuple(found), saved, self.fastest, self.kept, spared, hosted, divided)
+
+    def _origins(self) -> "Callable[[int], Origin]":
+        """Returns what says of a value of the program before, with its loops divided, where it is from."""
+        if self.divided is None:
+            return Origin
+        found, trips = dict[int, Origin](), self.divided.trips
+        for part, numbers in enumerate(self.divided.values):
+            for value, number in numbers.items():
+                first, whole = trips.get(value, (1, 1))
+                own, which = (whole - first, "last") if part else (first, "first")
+                found[number] = Origin(value, own / whole, f"{which} {own} of {whole} iterations" if whole > 1 else "")
+        return found.__getitem__
+
+    def _kept(self, held: Mapping[int, int]) -> int:
+        """Returns the bytes on a device of all that is kept."""
+        if isinstance(self.choice, RematChoice):
+            return sum(held.get(v, 0) for v in self.choice.kept)
+        assert self.divided is not None
+        total, trips = 0.0, self.divided.trips
+        for part, choice in enumerate((self.choice.first, self.choice.second)):
+            for v in choice.kept:
+                first, whole = trips.get(v, (1, 1))
+                total += held.get(v, 0) * ((whole - first) if part else first) / whole
+        return round(total)
+
+
+class Origin(NamedTuple):
+    """Where a value of a program with divided loops is from.
+
+    Args:
+      value: its id in the program before.
+      share: of the iterations, in which it is.
+      iterations: these as text; nothing for all.
+    """
+
+    value: int
+    share: float = 1.0
+    iterations: str = ""

@@ -52,6 +52,7 @@ from meshdsl.plan.validate import check_runnable, check_same_program
 from meshdsl.planner.limits import EFFORTS
 from meshdsl.recomputation.hosting import hostable
 from meshdsl.recomputation.levels import recomputable
+from meshdsl.recomputation.loop_parts import dividing
 from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.trace import Call, trace_call
 from meshdsl.trace.device_axes import DeviceMap
@@ -290,6 +291,8 @@ class CallStages:
         known = plan.recomputation
         if known is None:
             return padded
+        if known.divided:
+            padded = dividing(padded, dict(known.divided)).program
         possible = recomputable(padded).intersection(known.ops)  # in another program, other operations have these ids
         hosted = hostable(padded.graph).intersection(known.hosted) if known.hosted else ()
         return recomputing(padded, possible, known.spared, hosted).program

@@ -154,13 +154,14 @@ class Recomputation(NamedTuple):
     """What a step computes again in its backward pass; see ``meshdsl.api.remat``.
 
     Args:
-      ops: ids of the operations that run twice, in the program that keeps everything.
+      ops: ids of the operations that run twice, in the program that keeps everything, with its loops divided.
       values: what is computed again, in the order of the backward pass.
       saved: bytes on a device that these are larger than what is kept to compute them from.
       fastest: bytes and seconds of the best plan found that keeps everything, without a memory limit.
       kept: bytes and seconds of the best plan found within the limit that keeps everything; None if there is none.
       spared: ids of results of ``ops`` that are kept all the same.
       hosted: ids of values that are kept in the host's memory (``plan.host.residuals``).
+      divided: loops over layers that are two, by the ids of their forward scans, with the iterations of the first.
     """
 
     ops: tuple[int, ...]
@@ -170,6 +171,7 @@ class Recomputation(NamedTuple):
     kept: tuple[int, float] | None = None
     spared: tuple[int, ...] = ()
     hosted: tuple[int, ...] = ()
+    divided: tuple[tuple[int, int], ...] = ()
 
     @property
     def rewrite(self) -> tuple[tuple[int, ...], ...]:
