@@ -172,7 +172,7 @@ def _defined(graph: Graph) -> Iterator[Value]:
 
 
 @dataclass
-class _Part:
+class _Places:
     """What has become of operations and values, by their ids in the program before: ids, and the values themselves."""
 
     ops: dict[int, int]
@@ -192,7 +192,7 @@ class _Divider:
         self._trips = {i: k for family, k in found if 0 < k < family.length for i in family.loops}
         self.inside: dict[int, tuple[int, int]] = {}
         ops = {op.id: op.id for _, op in walk(graph)}
-        self.parts = _Part(ops, {v.id: v for v in _defined(graph)}), _Part({}, {})
+        self.parts = _Places(ops, {v.id: v for v in _defined(graph)}), _Places({}, {})
         self._ids, self._op_ids = fresh_ids(graph), count(1 + max(ops))
 
     def level(self, graph: Graph) -> Graph:
@@ -245,7 +245,7 @@ class _Divider:
     def _pieces(self, stack: Value, sizes: tuple[int, ...]) -> tuple[Value, ...]:
         return tuple(Value(next(self._ids), (n, *stack.shape[1:]), stack.dtype) for n in sizes)
 
-    def _own(self, loop: Op, part: _Part, trips: tuple[int, int]) -> Op:
+    def _own(self, loop: Op, part: _Places, trips: tuple[int, int]) -> Op:
         """Returns a loop with operations and values of its own, which are noted."""
         (body,) = loop.bodies
         made = copied(body)

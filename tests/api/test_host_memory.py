@@ -287,7 +287,8 @@ def test_residuals_wait_on_the_host_where_memory_is_short(tmp_path, share, optio
     assert bool(plan.recomputation.values) == ("remat" in options)
     assert plan.host_memory == sum(each.bytes for each in (*plan.host.arrays, *plan.host.residuals))
     sizes = {each.bytes for each in plan.host.residuals}
-    assert sizes == {6 * 2048 * 32 * 4 // 4}  # of all layers, over four devices
+    layer = 2048 * 32 * 4 // 4  # over four devices; the loop may be divided
+    assert sizes <= {layers * layer for layers in range(1, 7)} and sum(sizes) <= 6 * layer
     per_byte = 1 / MESH.topology.host_load + 1 / MESH.topology.host_store
     each = plan.host.residuals[0]
     assert each.seconds == pytest.approx(each.bytes * per_byte + 6 * 2 * MESH.topology.overhead)
