@@ -7,6 +7,7 @@ machine.
 """
 
 from dataclasses import dataclass
+from math import frexp
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from meshdsl.util.arrays import Costs
 # Laws of the encoding, not tuning: 33 bits of seconds and 19 bits of ties fill the significand of a float64.
 TIES = 2.0**19
 COLLECTIVE_TIE, MOVE_TIE = 64.0, 1.0  # ties of a collective and of any reshard step
-_PRECISION = 2.0**33  # units in the total that a scale is made for
+_PRECISION = 2.0**33  # units in the total that a scale is made for, at most
 _RARELY = 2.0**-10  # a power of 2, so that products with it are exact
 
 
@@ -31,8 +32,11 @@ class FixedPoint:
 
     @classmethod
     def of(cls, seconds: float) -> "FixedPoint":
-        """Returns a scale that resolves a total of about this many seconds."""
-        return cls(max(seconds, 1e-9) / _PRECISION)
+        """Returns a scale that resolves a total of about this many seconds.
+
+        The unit is a power of 2, so that steps of about as many seconds have one scale, and tables in common.
+        """
+        return cls(2.0 ** frexp(max(seconds, 1e-9))[1] / _PRECISION)
 
     def pack(self, seconds: Costs, ties: "Costs | float" = 0.0) -> Costs:
         """Returns seconds and ties as exact costs."""

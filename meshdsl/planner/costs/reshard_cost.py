@@ -12,11 +12,12 @@ paths; ``LayoutDomain``, the layouts of a value that a search considers, with th
 a plan; ``LayoutDomains``, which makes domains and memoises them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import chain, combinations, count, permutations
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,7 +233,7 @@ def edge_arrays(within: LayoutGraph) -> EdgeArrays:
 # ---- Reshards --------------------------------------------------------------------------------------------------------
 
 
-_Edges = tuple[Ids, Ids, Costs]  # from, to and price
+PricedEdges = tuple[Ids, Ids, Costs]  # from, to and price
 
 
 @dataclass(frozen=True)
@@ -317,7 +318,7 @@ class ReshardCosts:
         whole = self.codes[:, [mesh.names.index(name) for name in manual]] == self.rank
         self.feasible = np.flatnonzero(divides & split.all(axis=1) & whole.all(axis=1))
         self._ids: dict[tuple[str, ...], Ids] = {}
-        self._known_edges: dict[bool, _Edges] = {}
+        self._known_edges: tuple[PricedEdges, PricedEdges] | None = None
 
     def all_pairs(self, sources: Ids, through: Ids, targets: Ids) -> tuple[Costs, Costs]:
         """Returns two matrices [sources, targets]: costs of paths that make nothing partial, and of all paths.
@@ -328,7 +329,7 @@ class ReshardCosts:
           sources, targets: layouts.
           through: the layouts that paths may pass, sources and targets among them.
         """
-        return self._all_pairs(self.edges, sources, through, targets)
+        return self._all_pairs((self.edges(False), self.edges(True)), sources, through, targets)
 
     def unshared_latencies(self, sources: Ids, through: Ids, targets: Ids) -> Costs:
         """Returns [sources, targets], what paths cost at least beyond ``all_pairs`` if their steps share no latency.
@@ -336,38 +337,38 @@ class ReshardCosts:
         Args:
           sources, through, targets: as of ``all_pairs``.
         """
-        return self._all_pairs(self._unshared_edges, sources, through, targets)[1]
+        return self._all_pairs(self._unshared_edges(), sources, through, targets)[1]
 
     def _all_pairs(
-        self, edges: Callable[[bool], _Edges], sources: Ids, through: Ids, targets: Ids
+        self, edges: tuple[PricedEdges, PricedEdges], sources: Ids, through: Ids, targets: Ids
     ) -> tuple[Costs, Costs]:
         place = np.full(len(self.codes), -1)
         place[through] = np.arange(through.size)
         costs = np.full((through.size, sources.size), np.inf)
         costs[place[sources], np.arange(sources.size)] = 0.0
-        inner = _StepGraph.of(*edges(False), place).cheapest(costs)
-        whole = _StepGraph.of(*edges(True), place).cheapest(inner)
+        inner = _StepGraph.of(*edges[0], place).cheapest(costs)
+        whole = _StepGraph.of(*edges[1], place).cheapest(inner)
         return inner[place[targets]].T, whole[place[targets]].T
 
-    def edges(self, partial: bool) -> _Edges:
+    def edges(self, partial: bool) -> PricedEdges:
         """Returns the steps between feasible layouts: those that make the tensor partial, or the others."""
-        if partial not in self._known_edges:
-            self._known_edges[partial] = self._edges(partial)
+        if self._known_edges is None:
+            self._known_edges = self._edges()
         return self._known_edges[partial]
 
-    def _edges(self, partial: bool) -> _Edges:
+    def _edges(self) -> tuple[PricedEdges, PricedEdges]:
         steps = self._arrays.edges
         seconds = self._seconds(steps, self._fixed(steps))
         if isinstance(self._relief, OverlapWindow):
             seconds = np.where(steps.is_collective, self._relief.seconds(seconds), seconds)
-        return self._among(steps, self.scale.pack(seconds, steps.tie), partial)
+        return self._feasible_edges(steps, self.scale.pack(seconds, steps.tie))
 
-    def _unshared_edges(self, partial: bool) -> _Edges:
+    def _unshared_edges(self) -> tuple[PricedEdges, PricedEdges]:
         """Returns the steps at what each costs beyond its price here: by itself, or as one of a bucket at least."""
         steps = self._arrays.edges
         beyond = self._seconds(steps, steps.fixed) - self._seconds(steps, self._fixed(steps))
         latency = np.minimum(steps.fixed.min(axis=1), beyond)
-        return self._among(steps, self.scale.pack(np.where(steps.in_bucket, latency, 0.0)), partial)
+        return self._feasible_edges(steps, self.scale.pack(np.where(steps.in_bucket, latency, 0.0)))
 
     def _fixed(self, steps: ReshardGraph) -> Costs:
         """Returns [steps, algorithms], seconds whatever is sent, with a share of the latency where it may be shared."""
@@ -382,17 +383,14 @@ class ReshardCosts:
             seconds = np.minimum(seconds, self._low_seconds(steps))
         return np.asarray(seconds)
 
-    def _among(self, steps: ReshardGraph, price: Costs, partial: bool) -> _Edges:
-        """Returns the steps between feasible layouts: those that make the tensor partial, or the others."""
+    def _feasible_edges(self, steps: ReshardGraph, price: Costs) -> tuple[PricedEdges, PricedEdges]:
+        """Returns the steps between feasible layouts: those that do not make the tensor partial, and those that do."""
         fit = np.zeros(len(self.codes), dtype=np.bool_)
         fit[self.feasible] = True
-        allowed = (
-            (steps.partial == partial)
-            & fit[steps.source]
-            & fit[steps.target]
-            & (self._communicates | ~steps.is_collective)
-        )
-        return steps.source[allowed], steps.target[allowed], price[allowed]
+        allowed = fit[steps.source] & fit[steps.target] & (self._communicates | ~steps.is_collective)
+        found = (np.flatnonzero(allowed & each) for each in (~steps.partial, steps.partial))
+        whole, partial = ((steps.source[at], steps.target[at], price[at]) for at in found)
+        return whole, partial
 
     def _low_seconds(self, steps: ReshardGraph) -> Costs:
         """Returns [steps], the seconds in fewer bits; infinite where a step is sent in full."""
@@ -409,6 +407,11 @@ class ReshardCosts:
         before, after = self.shares[steps.source], self.shares[steps.target]
         copied = before + after - steps.inner * np.maximum(before, after)
         return np.asarray(2 * self._sent * np.maximum(copied, 0) / self.space.mesh.topology.memory_bandwidth)
+
+    @cached_property
+    def domain(self) -> "LayoutDomain":
+        """All layouts that divide the shape."""
+        return LayoutDomain(self, self.feasible, self.feasible)
 
     @cached_property
     def in_mesh_order(self) -> NDArray[np.bool_]:
@@ -433,6 +436,23 @@ class ReshardCosts:
             ids[tuple(self.codes[here].T)] = here
             self._ids[order] = ids
         return self._ids[order]
+
+
+_KNOWN_COSTS, _KNOWN_AXES = 1 << 11, 2  # costs that are remembered, and mesh axes of the largest
+
+
+def known_costs(mesh: Mesh, *of: Any) -> ReshardCosts:
+    """Returns ``ReshardCosts(mesh, *of)``; those on one or two axes are remembered for other programs in this process.
+
+    Variants of a step, and a step before and after an edit, have most tensors in common.
+    """
+    few = sum(size > 1 for size in mesh.sizes) <= _KNOWN_AXES
+    return _remembered_costs(mesh, *of) if few else ReshardCosts(mesh, *of)
+
+
+@lru_cache(_KNOWN_COSTS)
+def _remembered_costs(mesh: Mesh, *of: Any) -> ReshardCosts:
+    return ReshardCosts(mesh, *of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -471,6 +491,9 @@ def placement_codes(placements: Iterable[Placement], rank: int) -> Ids:
 # ---- Domains ---------------------------------------------------------------------------------------------------------
 
 
+_NUMBERS = count()  # of domains
+
+
 class LayoutDomain:
     """The layouts of a value that a search considers, and reshard costs between them.
 
@@ -481,11 +504,13 @@ class LayoutDomain:
       reshard: costs between all layouts.
       layouts: numbers of the layouts of this domain.
       through: numbers of the layouts that reshard paths may pass.
+
+    Attributes:
       number: identifies the domain in memo keys.
     """
 
-    def __init__(self, reshard: ReshardCosts, layouts: Ids, through: Ids, number: int) -> None:
-        self.reshard, self.layouts, self.through, self.number = reshard, layouts, through, number
+    def __init__(self, reshard: ReshardCosts, layouts: Ids, through: Ids) -> None:
+        self.reshard, self.layouts, self.through, self.number = reshard, layouts, through, next(_NUMBERS)
         self._ids: dict[tuple[str, ...], Ids] = {}
 
     @property
@@ -632,17 +657,11 @@ class LayoutDomains:
     """Makes the domains of a model: of all layouts, of those near a plan, or of a plan's own."""
 
     def __init__(self) -> None:
-        self._numbers = count()
-        self._full: dict[ReshardCosts, LayoutDomain] = {}
         self._of_plans: dict[tuple[ReshardCosts, bytes], LayoutDomain] = {}
 
     def full(self, reshards: Iterable[ReshardCosts], few: bool) -> dict[ReshardCosts, LayoutDomain]:
         """Returns domains of all layouts; memoised if they are ``few``, as on two mesh axes."""
-        found = self._full if few else {}
-        for d in reshards:
-            if d not in found:
-                found[d] = LayoutDomain(d, d.feasible, d.feasible, next(self._numbers))
-        return found
+        return {d: d.domain if few else LayoutDomain(d, d.feasible, d.feasible) for d in reshards}
 
     def neighbourhood(self, read: Mapping[ReshardCosts, Ids], groups: Groups) -> dict[ReshardCosts, LayoutDomain]:
         """Returns domains of layouts that are used, with reshard paths through their neighbours."""
@@ -663,4 +682,4 @@ class LayoutDomains:
         self._of_plans.clear()
 
     def _make(self, reshard: ReshardCosts, layouts: Ids, groups: Groups) -> LayoutDomain:
-        return LayoutDomain(reshard, layouts, neighbour_layouts(reshard, layouts, groups), next(self._numbers))
+        return LayoutDomain(reshard, layouts, neighbour_layouts(reshard, layouts, groups))

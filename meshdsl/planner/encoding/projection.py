@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshdsl.layouts.placement import REDUCTIONS
-from meshdsl.planner.costs.reshard_cost import Axes, Groups, ReshardCosts
+from meshdsl.planner.costs.reshard_cost import Axes, Groups, PricedEdges, ReshardCosts
 from meshdsl.planner.objective import CostedPlan
 from meshdsl.planner.problem.model import Model
-from meshdsl.util.arrays import Costs, Ids, object_id
+from meshdsl.util.arrays import Ids, object_id
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,16 @@ class ProjectedCosts(ReshardCosts):
     """
 
     def __init__(self, whole: ReshardCosts, part: Axes, parts: Groups) -> None:
-        self._whole, self._parts, self._known_edges = whole, parts, {}
+        self._whole, self._parts, self._known_edges = whole, parts, None
         sizes = (whole.rank + 1 + len(REDUCTIONS),) * len(part)
         self._number = np.ravel_multi_index(tuple(whole.codes[:, axis] for axis in part), sizes)
         self.rank, self.codes = whole.rank, np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=1)
         self.feasible, self._sizes = np.unique(self._number[whole.feasible]), sizes
 
-    def _edges(self, partial: bool) -> tuple[Ids, Ids, Costs]:
+    def _edges(self) -> tuple[PricedEdges, PricedEdges]:
+        return self._projected(False), self._projected(True)
+
+    def _projected(self, partial: bool) -> PricedEdges:
         """Returns each reshard step, projected, with its cost divided by the parts in which it changes a placement."""
         source, target, price = self._whole.edges(partial)
         codes = self._whole.codes

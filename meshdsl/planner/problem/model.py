@@ -35,6 +35,7 @@ from meshdsl.planner.costs.reshard_cost import (
     OverlapWindow,
     ReshardCosts,
     SharedLatency,
+    known_costs,
     neighbourhood,
 )
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
@@ -220,7 +221,7 @@ class ReshardCostTable:
         alone = relief.get(value.id), problem.manual.get(value.id, ()), problem.formats.get(value.id, ())
         full = (value.shape, value.itemsize, ways, self._scale, communicates, split, *alone)
         if full not in known:
-            known[full] = ReshardCosts(problem.mesh, *full)
+            known[full] = known_costs(problem.mesh, *full)
         return known[full]
 
 

@@ -8,7 +8,7 @@ import meshdsl as md
 from meshdsl.layouts.low_bits import Rounding
 from meshdsl.layouts.reshard import LayoutGraph, makes_partial
 from meshdsl.planner.costs.fixed_point import FixedPoint
-from meshdsl.planner.costs.reshard_cost import ReshardCosts, edge_arrays
+from meshdsl.planner.costs.reshard_cost import ReshardCosts, edge_arrays, known_costs
 
 MESHES = [
     md.Mesh(x=4),
@@ -88,3 +88,14 @@ def test_orders_in_bulk(mesh):
         for layout, fine in zip(within.layouts, found.tolist(), strict=True):
             splits = [layout.splitting(dim) for dim in range(2)]
             assert fine == all(list(axes) == sorted(axes, key=order.index) for axes in splits)
+
+
+def test_costs_on_two_axes_are_remembered_from_step_to_step():
+    """At about as many seconds in all; of three axes they would fill the memory."""
+
+    def costs(seconds, shape=(48, 16), mesh=MESHES[1]):
+        return known_costs(mesh, shape, 4, ("sum",), FixedPoint.of(seconds))
+
+    assert costs(0.9).domain is costs(0.6).domain
+    assert len({costs(0.9), costs(0.6), costs(0.4), costs(0.9, (16, 48)), costs(0.9, mesh=md.Mesh(x=2, y=4))}) == 4
+    assert costs(0.9, mesh=MESHES[3]) is not costs(0.9, mesh=MESHES[3])

