@@ -30,6 +30,7 @@ from meshdsl.trace.annotate import count_trips
 from meshdsl.trace.passes.dce import dce
 
 FIRST, SECOND = 0, 1
+SHORTEST = 2  # iterations of a part: compilers unroll a loop of one, and merge what it computes twice
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class LoopFamily:
 
 
 def loop_families(graph: Graph) -> Iterator[LoopFamily]:
-    """Yields the families of loops over layers of a program that have two iterations or more."""
+    """Yields the families of loops over layers of a program."""
     for level in levels(graph):
         found = list[LoopFamily]()
         for pair in layer_loops(level):
@@ -57,7 +58,7 @@ def loop_families(graph: Graph) -> Iterator[LoopFamily]:
                 found.remove(other)
                 ids, forward = ids | other.loops, {**other.forward, **forward}
             found.append(LoopFamily(pair.forward.params["length"], forward, ids))
-        yield from (each for each in found if each.length > 1)
+        yield from found
 
 
 class MixedChoice(NamedTuple):
@@ -98,12 +99,12 @@ def mixed_choice(graph: Graph, first: RematChoice, second: RematChoice, part: fl
     pairs = zip(first.rewrite, second.rewrite, strict=True)
     ops, spared, hosted = (a ^ b for a, b in pairs)
     trips = list[tuple[int, int]]()
-    for family in loop_families(graph):
+    for family in (each for each in loop_families(graph) if each.length >= 2 * SHORTEST):
         bodies = [op.bodies[0] for op in family.forward.values()]
         inside = {v.id for body in bodies for v in _defined(body)}
         differ = any(op.id in ops for body in bodies for _, op in walk(body))
         if differ or not inside.isdisjoint(spared | hosted):
-            k = min(max(1, ceil(part * family.length)), family.length - 1)
+            k = min(max(SHORTEST, ceil(part * family.length)), family.length - SHORTEST)
             trips.append((min(family.forward), k))
     return MixedChoice(first, second, tuple(trips)) if trips else None
 
