@@ -57,13 +57,14 @@ class Blocks:
         made = np.zeros((1, *shape), blocks.dtype)
         rows = [tuple(slice(p * n, (p + 1) * n) for p, n in zip(place, blocks.shape[1:], strict=True))
                 for place in self._rows]  # fmt: skip
-        for row, block in reversed(list(zip(rows, blocks, strict=True))):
+        pairs = list(zip(rows, blocks, strict=True))
+        for row, block in reversed(pairs):
             made[0, ...][row] = block
-        if all(np.array_equal(made[0, ...][row], block) for row, block in zip(rows, blocks, strict=True)):
+        if all(np.array_equal(made[0, ...][row], block, equal_nan=True) for row, block in pairs):
             return made
         made = np.repeat(made, len(blocks), 0)
-        for own, row, block in zip(made, rows, blocks, strict=True):
-            own[row] = block
+        for i, (row, block) in enumerate(pairs):
+            made[i, ...][row] = block
         return made
 
     @property

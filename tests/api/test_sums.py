@@ -86,6 +86,13 @@ def test_devices_that_should_have_the_same_are_compared():
     assert differs(Reals(), blocks.joined(other, (4,)), [np.array([1, 2, 3, 4])] * 4)
 
 
+def test_scalars_of_devices_are_joined():
+    """NaN is the same everywhere; other scalars are those of every device."""
+    whole = blocks_of("{replicated}", 0, 2)
+    assert np.isnan(whole.joined(np.array([np.nan, np.nan]), ())).tolist() == [True]
+    assert whole.joined(np.array([1.0, 2.0]), ()).tolist() == [1, 2]
+
+
 def test_large_steps_are_not_checked():
     report = sharded().verify(*ARGS, sums=100)
     assert report.sums is None and "sums: not checked, more than 100 elements would be computed" in str(report)
