@@ -54,6 +54,7 @@ CACHE = ROOT / ".cache" / "remat"
 SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.35)
 EQUAL = 1e-3  # relative difference of seconds that counts as none
 SEARCH = 4  # number of the search for what is computed again; rows of earlier ones are named on the page
+COMPILED_SHARES = (0.75, 0.4, 0.2, 0.16)
 XLA_SHARES = (0.9, 0.35)  # that XLA compiles within
 V5E = "tpu-v5e:2x4"
 GAP = 0.05  # that the summary counts the wider ones of
@@ -273,13 +274,14 @@ def compiled(target: str) -> Iterator[dict[str, Any]]:
             held = sharded.verify(*args, **({} if target == "cpu" else {"target": target})).held
             assert held is not None
             again = plan.recomputation.seconds / plan.seconds if plan.recomputation else 0.0
+            first = [k for _, k in plan.recomputation.divided] if plan.recomputation else []
             return {
                 **{"step": step.__name__, "target": target, "planned": held.memory, "compiled": held.compiled_memory},
-                **{"flops": held.flops, "compiled flops": held.compiled_flops, "again": again},
+                **{"flops": held.flops, "compiled flops": held.compiled_flops, "again": again, "first": first},
             }
 
         free = at(1e15, "off")
-        for share in (1.0, *SHARES[1::3]):
+        for share in (1.0, *COMPILED_SHARES):
             try:
                 yield (free if share == 1.0 else at(share * free["planned"], "auto")) | {"share": share}
             except MemoryLimitError:  # nothing fits on such devices
@@ -407,7 +409,8 @@ def _compiled(programs: list[dict[str, Any]]) -> str:
         memory = bytes_text(row["planned"]), f"{bytes_text(row['compiled'])} ({row['compiled'] / row['planned']:.2f})"
         flops = f"{row['flops']:.5g}", f"{row['compiled flops']:.5g}"
         limit = percent_text(row["share"]) if row["share"] < 1 else "none"
-        rows.append((row["step"], row["target"], limit, percent_text(row["again"]), *memory, *flops))
+        again = percent_text(row["again"]) + "".join(f", loops of {k} and {LAYERS - k}" for k in row["first"])
+        rows.append((row["step"], row["target"], limit, again, *memory, *flops))
     return table(header, rows)
 
 
@@ -572,8 +575,9 @@ COMPILED = f"""## Compiled
 
 {LAYERS} layers of two products, {WIDTH} and {2 * WIDTH} wide, {ROWS:,} rows in float32 on 8 devices: memory and FLOPs
 of products per device, of the plan and of the compiled program. If a compiler merged what is computed twice, its FLOPs
-would be fewer. *Computed again* is the share of the step's seconds. Unrolled layers on GPUs take less than planned if
-nothing is computed again, and programs for TPUs take less everywhere. Limits within which nothing fits have no row."""
+would be fewer. *Computed again* is the share of the step's seconds, and the iterations of a loop that is divided.
+Unrolled layers on GPUs take less than planned if nothing is computed again, and programs for TPUs take less everywhere.
+Limits within which nothing fits have no row."""
 
 if __name__ == "__main__":
     main()

@@ -39,6 +39,7 @@ from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.recomputation import recomputing
 from meshdsl.recomputation.levels import recomputable
+from meshdsl.recomputation.loop_parts import dividing, loop_families
 from meshdsl.trace import trace
 from tests.fuzz.generator import Batch, Case
 from tests.fuzz.optimum import cheapest
@@ -108,6 +109,9 @@ def _plan(case: Case, batch: Batch) -> Planned:
     program = padded_variant(program, sizes, batch.mesh, user_pins, regions=batch.seed % 2 == 1)
     draw = np.random.default_rng(batch.seed)
     if batch.seed % 3:
+        families = loop_families(program.graph)
+        trips = {id: int(draw.integers(family.length)) for family in families for id in family.forward}
+        program = dividing(program, trips).program
         again = [op for op in sorted(recomputable(program)) if draw.random() < 0.6]
         program = recomputing(program, again).program
     pins = user_pins.resolve(program, batch.mesh)
