@@ -69,9 +69,7 @@ def _bound(found: SearchResult, free: SearchResult | None, seconds: float) -> fl
     """
     with_any = found.loosest.seconds if found.loosest else 0.0
     unshared = _fitting(partial(found.at_unshared_latencies, seconds, free))
-    if unshared is None or found.is_small:
-        if free is None and found.is_small:
-            free = _fitting(partial(found.with_shared_latency, 0.0))
+    if unshared is None or (free and found.is_small):
         least = free.certify() if free else found.quick_bound_without_latencies()
         with_any = max(with_any, least + least_latency(found.model.mesh))
     if unshared is not None:
