@@ -53,6 +53,7 @@ from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
 from meshdsl.util.text import bytes_text, count_text, percent_text, seconds_text
 
+CLEARLY = 0.9  # part of a plan's seconds; one that takes less is not compared more closely
 SHOWN = 2  # dims that a note names before "and 3 more"
 Sizes = Mapping[int, int]  # lengths that are padded -> the lengths they are padded to
 
@@ -172,11 +173,10 @@ def plan_best_variant(
             best = trial
 
     with worker_pool() as start:
-        best = best.polished(start)
         limit = mesh.topology.memory if memory is None else memory
         relieve = partial(_residuals_elsewhere, mesh=mesh, user_pins=user_pins, limit=limit, clock=clock, limits=limits)
         moved = _hosting(best, mesh, limit, clock, limits) if host else None
-        found, remarks = list[Variant | None](), list[str]()
+        found, remarks, again = list[Variant | None](), list[str](), None
         if host:
             found += [relieve(each, Means(remat, host)) for each in (best, moved) if each]
             if remat and not any(each and each.seconds < inf for each in (moved, *found)):
@@ -187,7 +187,11 @@ def plan_best_variant(
         if remat:
             first = next(iter(found), None)
             again = first if first and not first.uses_host else relieve(best, Means(remat, host=False))
-            best, remarks = _with_or_without(best, again and again.polished(start), clock)
+            again = again and again.polished(start)
+        if again is None or again.seconds >= CLEARLY * best.seconds:
+            best = best.polished(start)
+        if remat:
+            best, remarks = _with_or_without(best, again, clock)
         notes = [*program.notes, *_constant_notes(best), *notes]
         if host:
             finish = partial(_finish, overlap=overlap, start=start)
@@ -341,7 +345,10 @@ def _moved_or_not(
     if isinstance(best.outcome, MemoryLimitError):
         return finish(moved, notes)
     try:
-        plans = finish(best, remarks), finish(moved, notes)
+        last = finish(moved, notes)
+        if moved.seconds < CLEARLY * best.seconds:
+            return last
+        plans = finish(best, remarks), last
     except MemoryLimitError:  # the host's
         return finish(best, [*remarks, "nothing is moved to the host's memory (host='auto'): it would not fit there"])
     stays, moves = (planned.plan.seconds for planned in plans)
