@@ -366,6 +366,9 @@ def _check_head(path: str, data: bytes) -> None:
     try:
         head = msgspec.json.decode(data, type=PlanFileHead)
     except _UNREADABLE as error:
+        if path.endswith(".py"):
+            there = "commands that compare take the saved plan first, then the program"
+            raise PlanFileError(f"{path!r} is not a plan file but a program\n{there}") from error
         raise PlanFileError(f"{path!r} is not a plan file: {error}\nplan.save(path) writes one") from error
     if head.format != FORMAT:
         raise PlanFileError(f"{path!r} is not a plan file: its format is {head.format!r}\nplan.save(path) writes one")

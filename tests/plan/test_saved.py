@@ -88,6 +88,11 @@ def test_what_is_no_plan_file(tmp_path, text, said):
     assert str(caught.value).startswith(said.replace("FILE", str(file)))
 
 
+def test_a_program_is_no_plan_file():
+    with pytest.raises(PlanFileError, match=r"is not a plan file but a program\n.* the saved plan first"):
+        load_plan(__file__)
+
+
 def test_a_missing_file():
     with pytest.raises(PlanFileError) as caught:
         load_plan("nowhere/p.json")
