@@ -180,6 +180,9 @@ class _Places:
     values: dict[int, Value]
 
 
+_Pieces = dict[tuple[int, int], tuple[Value, ...]]  # by the id of a stack and the iterations of the first part
+
+
 class _Divider:
     """Divides the loops of levels.
 
@@ -198,7 +201,7 @@ class _Divider:
 
     def level(self, graph: Graph) -> Graph:
         """Returns a level with its loops divided, and those of the levels inside."""
-        ops, pieces = list[Op](), dict[int, tuple[Value, ...]]()
+        ops, pieces = list[Op](), _Pieces()
         for op in graph.ops:
             if op.id in self._trips:
                 ops += self._divided(op, self._trips[op.id], pieces)
@@ -206,21 +209,21 @@ class _Divider:
                 ops.append(replace(op, bodies=tuple(map(self.level, op.bodies))) if is_mixed(op) else op)
         return with_ops(graph, ops)
 
-    def _divided(self, op: Op, first: int, pieces: dict[int, tuple[Value, ...]]) -> Iterator[Op]:
+    def _divided(self, op: Op, first: int, pieces: _Pieces) -> Iterator[Op]:
         """Yields a loop in two parts, with slices of what they read and joined stacks.
 
         Args:
-          pieces: of stacks, by their ids, for the loops that follow.
+          pieces: those that are there, to which its own are added for the loops that follow.
         """
         sizes, ports = (first, op.params["length"] - first), list(loop_ports(op))
         for port in ports:
             x = op.inputs[port.operand] if port.role is PortRole.SLICE else None
-            if isinstance(x, Value) and x.id not in pieces:
-                pieces[x.id] = self._pieces(x, sizes)
-                starts = zip((0, first), pieces[x.id], strict=True)
+            if isinstance(x, Value) and (x.id, first) not in pieces:
+                pieces[x.id, first] = self._pieces(x, sizes)
+                starts = zip((0, first), pieces[x.id, first], strict=True)
                 yield from (_slice(next(self._op_ids), op, x, start, piece) for start, piece in starts)
         stacks = [op.outputs[port.result] for port in ports if port.role is PortRole.STACK]
-        pieces |= {stack.id: self._pieces(stack, sizes) for stack in stacks}
+        pieces |= {(stack.id, first): self._pieces(stack, sizes) for stack in stacks}
         order = (SECOND, FIRST) if op.params["reverse"] else (FIRST, SECOND)
         between = {
             port.result: new_value(op.outputs[port.result], self._ids) for port in ports if port.role is PortRole.CARRY
@@ -229,9 +232,9 @@ class _Divider:
             inputs, outputs = list(op.inputs), list(op.outputs)
             for port in ports:
                 if port.role is PortRole.SLICE and isinstance(x := op.inputs[port.operand], Value):
-                    inputs[port.operand] = pieces[x.id][part]
+                    inputs[port.operand] = pieces[x.id, first][part]
                 elif port.role is PortRole.STACK:
-                    outputs[port.result] = pieces[op.outputs[port.result].id][part]
+                    outputs[port.result] = pieces[op.outputs[port.result].id, first][part]
                 elif port.role is PortRole.CARRY and part == order[0]:
                     outputs[port.result] = between[port.result]
                 elif port.role is PortRole.CARRY:
@@ -241,7 +244,7 @@ class _Divider:
             )
             yield self._own(loop, self.parts[part], (first, sum(sizes)))
         for stack in stacks:
-            yield _joined(next(self._op_ids), op, pieces[stack.id], stack)
+            yield _joined(next(self._op_ids), op, pieces[stack.id, first], stack)
 
     def _pieces(self, stack: Value, sizes: tuple[int, ...]) -> tuple[Value, ...]:
         return tuple(Value(next(self._ids), (n, *stack.shape[1:]), stack.dtype) for n in sizes)

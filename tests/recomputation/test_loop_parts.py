@@ -85,6 +85,15 @@ def test_parts_hand_their_stacks_to_each_other_unjoined():
     assert sum(op.name == "slice" for _, op in walk(graph)) == 2  # of the weights, for both passes
 
 
+def test_loops_that_read_stacks_of_others_may_be_divided_elsewhere():
+    args = arguments()
+    program = trace(both_ways, args)
+    expected, families = run(program, args, compiled=False), list(loop_families(program.graph))
+    trips = {id: k for family, k in zip(families, (2, 3), strict=True) for id in family.forward}
+    for found, wanted in zip(run(dividing(program, trips).program, args, compiled=False), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_what_cannot_be_divided_is_left():
     args = arguments()
     program = trace(both_ways, args)
