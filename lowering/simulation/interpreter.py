@@ -8,7 +8,7 @@ everything else is still computed.
 Computations of scalars that reductions, scatters and sorts name are run on whole arrays of such scalars.
 
 What is computed from constants alone is rounded to its type, as compilers do that fold it: ``1 - (-0.9961)`` is 2 in
-bfloat16. One of two programs may have it folded, and none of both is run on exact constants.
+bfloat16. Of two programs that are compared, only one may have it folded; so neither is run on exact constants.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,8 @@ _FOLDED = frozenset(
     "add subtract multiply divide negate abs sign maximum minimum power sqrt rsqrt exponential log tanh convert "
     "compare select and or not".split()
 )
-_SPREAD = frozenset(("broadcast", "reshape", "bitcast", "transpose", "slice"))
+_SPREAD = frozenset(("broadcast", "reshape", "bitcast", "transpose", "slice"))  # their result has the operand's number
+_FOLDS = _FOLDED | _SPREAD
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Constant:
     """A value all of whose elements are one number that depends on no argument.
 
     Args:
-      array: of all devices. number: the number, of length 1: a float as float64, rounded to its type.
+      array: of all devices.
+      number: the number, of length 1: a float as float64, rounded to its type.
     """
 
     array: Array
@@ -161,7 +163,7 @@ class Devices:
     def _folded(self, operation: Operation, args: Sequence[Value]) -> Constant | None:
         """Returns the value of an operation on constants alone; None if it is none."""
         opcode = operation.opcode
-        if opcode not in _FOLDED | _SPREAD or not args or not all(isinstance(x, Constant) for x in args):
+        if opcode not in _FOLDS or not args or not all(isinstance(x, Constant) for x in args):
             return None
         if {operation.kind, *operation.kinds} - {"float", "int", "bool"} or len(operation.types) != 1:
             return None

@@ -244,12 +244,13 @@ def _residuals_elsewhere(
     def planned(costs: ResidualCosts, choice: RematChoice | MixedChoice, limits: SearchLimits) -> Variant:
         if isinstance(choice, MixedChoice):
             divided = dividing(program, dict(choice.trips))
-            made = recomputing(divided.program, *divided.rewrite(choice))
+            before, rewrite = divided.program, divided.rewrite(choice)
         else:
-            divided, made = None, recomputing(program, *choice.rewrite)
+            divided, before, rewrite = None, program, choice.rewrite
+        made = recomputing(before, *rewrite)
         stated = user_pins.resolve(made.program, mesh)
         pins = replace(stated, hosted=best.pins.hosted, hosted_outputs=best.pins.hosted_outputs)
-        known = Remat(choice, made, costs, (free.peak.bytes, free.seconds), kept, divided)
+        known = Remat(choice, rewrite, made, costs, (free.peak.bytes, free.seconds), kept, divided)
         try:
             outcome: SearchResult | MemoryLimitError = solve(made.program, mesh, pins, limit, clock, limits)
         except MemoryLimitError as error:

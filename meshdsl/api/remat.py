@@ -507,6 +507,7 @@ class Remat:
 
     Args:
       choice: the operations that run twice, and the values that are sent.
+      rewrite: the choice by the ids of the program before, with its loops divided.
       made: the rewritten program.
       costs: by which they were chosen.
       fastest: bytes and seconds of the best plan found that keeps everything, without a memory limit.
@@ -515,19 +516,12 @@ class Remat:
     """
 
     choice: RematChoice | MixedChoice
+    rewrite: Rewrite
     made: Recomputing
     costs: ResidualCosts
     fastest: tuple[int, float]
     kept: tuple[int, float] | None
     divided: DividedProgram | None = None
-
-    @property
-    def rewrite(self) -> Rewrite:
-        """What decides the rewritten program, by the ids of the program before, with its loops divided."""
-        if isinstance(self.choice, RematChoice):
-            return self.choice.rewrite
-        assert self.divided is not None
-        return self.divided.rewrite(self.choice)
 
     def facts(self, program: TracedProgram, solution: Solution, classes: OpClasses) -> Recomputation:
         """Returns what is computed again, under a solution of the program in which it is."""
@@ -573,11 +567,9 @@ class Remat:
 
     def _kept(self, held: Mapping[int, int]) -> int:
         """Returns the bytes on a device of all that is kept."""
-        if isinstance(self.choice, RematChoice):
-            return sum(held.get(v, 0) for v in self.choice.kept)
-        assert self.divided is not None
-        total, trips = 0.0, self.divided.trips
-        for part, choice in enumerate((self.choice.first, self.choice.second)):
+        choices = (self.choice,) if isinstance(self.choice, RematChoice) else (self.choice.first, self.choice.second)
+        total, trips = 0.0, self.divided.trips if self.divided else {}
+        for part, choice in enumerate(choices):
             for v in choice.kept:
                 first, whole = trips.get(v, (1, 1))
                 total += held.get(v, 0) * ((whole - first) if part else first) / whole

@@ -114,16 +114,16 @@ def new_value(like: Value, ids: Iterator[int]) -> Value:
 
 def fresh_ids(graph: Graph) -> Iterator[int]:
     """Returns an iterator of ids that no value of the graph has."""
-    return count(1 + max([v.id for v in _defined(graph)], default=-1))
+    return count(1 + max([v.id for v in defined(graph)], default=-1))
 
 
-def _defined(graph: Graph) -> Iterator[Value]:
-    """The values defined in a graph and its bodies."""
+def defined(graph: Graph) -> Iterator[Value]:
+    """Yields the values defined in a graph and its bodies."""
     yield from graph.inputs
     for op in graph.ops:
         yield from op.outputs
         for body in op.bodies:
-            yield from _defined(body)
+            yield from defined(body)
 
 
 def renumber(graph: Graph) -> None:

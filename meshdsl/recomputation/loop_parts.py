@@ -23,7 +23,7 @@ from jax import lax
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value, walk
 from meshdsl.ir.loops import PortRole, loop_ports
-from meshdsl.ir.rewrite import copied, fresh_ids, new_value, renumber, with_ops
+from meshdsl.ir.rewrite import copied, defined, fresh_ids, new_value, renumber, with_ops
 from meshdsl.recomputation.levels import is_mixed, layer_loops, levels
 from meshdsl.recomputation.min_cut import RematChoice, Rewrite
 from meshdsl.trace.annotate import count_trips
@@ -101,7 +101,7 @@ def mixed_choice(graph: Graph, first: RematChoice, second: RematChoice, part: fl
     trips = list[tuple[int, int]]()
     for family in (each for each in loop_families(graph) if each.length >= 2 * SHORTEST):
         bodies = [op.bodies[0] for op in family.forward.values()]
-        inside = {v.id for body in bodies for v in _defined(body)}
+        inside = {v.id for body in bodies for v in defined(body)}
         differ = any(op.id in ops for body in bodies for _, op in walk(body))
         if differ or not inside.isdisjoint(spared | hosted):
             k = min(max(SHORTEST, ceil(part * family.length)), family.length - SHORTEST)
@@ -151,7 +151,7 @@ def dividing(program: TracedProgram, trips: Mapping[int, int]) -> DividedProgram
     divider = _Divider(graph, trips)
     made = dce(divider.level(graph))
     count_trips(made)
-    ops, alive = {op.id: op for _, op in walk(made)}, {id(v) for v in _defined(made)}
+    ops, alive = {op.id: op for _, op in walk(made)}, {id(v) for v in defined(made)}
     renumber(made)
     check_graph(made)
     first, second = (
@@ -162,14 +162,6 @@ def dividing(program: TracedProgram, trips: Mapping[int, int]) -> DividedProgram
         for part in divider.parts
     )
     return DividedProgram(replace(program, graph=made), divider.inside, (first[0], second[0]), (first[1], second[1]))
-
-
-def _defined(graph: Graph) -> Iterator[Value]:
-    yield from graph.inputs
-    for op in graph.ops:
-        yield from op.outputs
-        for body in op.bodies:
-            yield from _defined(body)
 
 
 @dataclass
@@ -196,7 +188,7 @@ class _Divider:
         self._trips = {i: k for family, k in found if 0 < k < family.length for i in family.loops}
         self.inside: dict[int, tuple[int, int]] = {}
         ops = {op.id: op.id for _, op in walk(graph)}
-        self.parts = _Places(ops, {v.id: v for v in _defined(graph)}), _Places({}, {})
+        self.parts = _Places(ops, {v.id: v for v in defined(graph)}), _Places({}, {})
         self._ids, self._op_ids = fresh_ids(graph), count(1 + max(ops))
 
     def level(self, graph: Graph) -> Graph:
@@ -253,7 +245,7 @@ class _Divider:
         """Returns a loop with operations and values of its own, which are noted."""
         (body,) = loop.bodies
         made = copied(body)
-        for old, new in zip(_defined(body), _defined(made), strict=True):
+        for old, new in zip(defined(body), defined(made), strict=True):
             part.values[old.id] = new
             new.id = next(self._ids)
             self.inside[old.id] = trips

@@ -37,7 +37,18 @@ from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value, walk
 from meshdsl.ir.index import producers
 from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, reading_more, with_ports
-from meshdsl.ir.rewrite import Table, copied, fresh_ids, new_value, renumber, returning, substitute, values, with_ops
+from meshdsl.ir.rewrite import (
+    Table,
+    copied,
+    defined,
+    fresh_ids,
+    new_value,
+    renumber,
+    returning,
+    substitute,
+    values,
+    with_ops,
+)
 from meshdsl.recomputation.hosting import hosting
 from meshdsl.recomputation.levels import LayerLoops, is_mixed, layer_loops, reads_residual
 from meshdsl.trace.annotate import BACKWARD, count_trips
@@ -97,16 +108,9 @@ def recomputing(
 
 def _alive(residuals: Mapping[int, dict[int, Value]], graph: Graph) -> tuple[RecomputedResidual, ...]:
     """The copies that dead code elimination left."""
-    here = {id(v) for v in _defined(graph)}
+    here = {id(v) for v in defined(graph)}
     left = ((value, {v: w for v, w in made.items() if id(w) in here}) for value, made in residuals.items())
     return tuple(RecomputedResidual(value, tuple(made), tuple(made.values())) for value, made in left if made)
-
-
-def _defined(graph: Graph) -> Iterator[Value]:
-    for op in graph.ops:
-        yield from op.outputs
-        for body in op.bodies:
-            yield from _defined(body)
 
 
 class _Rewriter:

@@ -40,9 +40,9 @@ def scanned(weights, x, key):
     return updated(loss, weights)
 
 
-def microbatched(weights, x, key):
+def microbatched(weights, x, key, step=scanned):
     def add(total, rows):
-        value, new = scanned(weights, rows, key)
+        value, new = step(weights, rows, key)
         return jax.tree.map(lambda t, n, w: t + n - w, total, new, weights), value
 
     total, values = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights), x.reshape(2, ROWS // 2, WIDTH))
