@@ -119,6 +119,7 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, kee
         memory_bandwidth=memory,
         memory=_memory(bench.mesh),
         overhead=overhead,
+        backend=preset.backend,
         fusion=preset.fusion,
         asynchronous=preset.asynchronous,
         **{name: getattr(preset, name) for name in HOST},

@@ -178,6 +178,8 @@ class BufferAliases:
       runs_at: [positions], the one at which an op runs: that of its last consumer if it is fused.
       views: positions of ops whose result is their operand.
       reuses: which results may overwrite which operands.
+      filled_early: values that lie filled with zeros from the start of their graph on: on CPUs, the stacks that its
+        loops make, since XLA runs there first what waits for nothing (``BFScheduler``).
       bodies: per graph of the program, how its values lie in the memory around it.
     """
 
@@ -195,6 +197,7 @@ class BufferAliases:
         candidates = np.flatnonzero(index.positions_named((*_IDENTITIES, "transpose"))).tolist()
         self.views = index_array(at for at in candidates if (op := index.ops[at]) and _is_view(op))
         self.reuses = _reuses(index, stored)
+        self.filled_early = _stacks_made(index) if backend == "cpu" else index_array(())
         whole = BodyAliases(sliced=frozenset(range(len(graph.inputs))) - graph.hosted)
         self.bodies = [_body(*block.owner, hosted) if block.owner else whole for block in index.blocks]
 
@@ -203,6 +206,12 @@ class BufferAliases:
 def buffer_aliases(graph: Graph, backend: str) -> BufferAliases:
     """Returns the facts of a program for a backend, which are worked out once."""
     return BufferAliases(graph, backend)
+
+
+def _stacks_made(index: GraphIndex) -> Ids:
+    """Returns the values that loops fill, a slice in each iteration."""
+    loops = (op for at in np.flatnonzero(index.positions_named(["scan"])).tolist() if (op := index.ops[at]))
+    return index.numbers_of({value.id for op in loops for value in op.outputs[op.params["num_carry"] :]})
 
 
 def _is_view(op: Op) -> bool:

@@ -200,6 +200,7 @@ class Liveness:
         timeline, producer = self.placed.timeline, self.placed.timeline.index.producer
         fixed = timeline.never_overwritten(self.donated)
         first, last = live_ranges(timeline.arrays, self.placed.copies, producer, fixed)
+        first[timeline.filled_early] = np.minimum(first[timeline.filled_early], timeline.filled_at)
         for at, copies, _ in self.placed.sent_together:
             first[copies] = np.minimum(first[copies], at)
         last[: producer.size][~timeline.has_memory] = NOWHERE

@@ -110,6 +110,8 @@ class Timeline:
       has_memory: [values], whether the producer's copy takes memory: materialized values, and inputs that are not in
         the memory of an enclosing graph.
       workspaces: of ops with custom rules.
+      filled_early: values that have memory before they are produced, ...
+      filled_at: ... and the position from which on.
     """
 
     def __init__(self, graph: Graph, aliases: BufferAliases) -> None:
@@ -124,6 +126,9 @@ class Timeline:
         blocks = zip(index.blocks, aliases.bodies, strict=True)
         sliced = (index.first_result[block.start - 1] + i for block, body in blocks for i in sorted(body.sliced))
         self.has_memory = np.where(self.arrays.is_input, index.mask(index_array(sliced)), self.arrays.materialized)
+        self.filled_early = aliases.filled_early
+        starts = index_array(block.start for block in index.blocks)
+        self.filled_at = starts[index.block_of[index.producer[self.filled_early]]]
         self.half_width = _half_width(index, aliases.operand_uses, graph)
         self._hosted = index.mask_of(hosted_values(graph))
 

@@ -49,6 +49,11 @@ def stacked(xs):
     return lax.scan(lambda y, x: (y @ x, y), xs[0] + 1, xs)[1]
 
 
+def one_loop_after_another(xs):  # XLA fills the stacks of both with zeros before the first
+    y = lax.scan(lambda y, x: (y @ x, y), xs[0] + 1, xs)[1]
+    return lax.scan(lambda y, x: (y @ x, y), jnp.sum(y, axis=0), xs)[1]
+
+
 def branches(x):
     return lax.cond(x[0, 0] > 0, lambda x: jnp.tanh(x @ x) @ x, lambda x: x - 1, x)
 
@@ -67,6 +72,7 @@ CASES = {
     start_needed_later: (ONE, (), 5),
     stored: (ONE, (), 9),
     stacked: (STACK, (), 15),
+    one_loop_after_another: (STACK, (), 21),
     branches: (ONE, (), 3),
     updated: (ONE, (0,), 4),
 }
