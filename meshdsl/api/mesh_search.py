@@ -151,13 +151,18 @@ class BoundedConfiguration:
             return float("inf")
         return self.stages.options.memory or self.stages.options.mesh.topology.memory
 
+    @property
+    def simulated(self) -> bool:
+        """Whether plans are chosen by simulated seconds, which are no less than those of their operations either."""
+        return self.stages is not None and self.stages.options.overlap.simulates
+
     def plan(self) -> Plan:
         """Plan the configuration."""
         assert self.stages is not None and self.program is not None
         options, program = self.stages.options, self.stages.with_uneven_pins(self.program)
         pins, limits, remat = self.stages.user_pins, EFFORTS[options.effort], options.remat != "off"
         return plan_best_variant(
-            program, options.mesh, pins, options.memory, limits=limits, remat=remat, host=options.host == "auto"
+            program, options.mesh, pins, options.memory, options.overlap, None, limits, remat, options.host == "auto"
         ).plan
 
 
@@ -234,6 +239,7 @@ class ConfigurationSearch:
             pipeline=config.pipeline,
             axis_names=program.axis_names,
             constraints=program.constraints,
+            overlap=program.overlap,
             uneven=program.uneven,
             remat=program.remat,
             host=program.host,
@@ -276,6 +282,7 @@ class Candidate:
       fault: why there is no plan; empty if there is one.
       least: a lower bound on the seconds of its plans.
       pruned: whether it was not planned because its bounds exclude it.
+      simulated: whether plans are chosen by ``plan.simulated_seconds`` (``overlap="full"``).
     """
 
     config: Configuration
@@ -283,6 +290,7 @@ class Candidate:
     fault: str = ""
     least: float = 0.0
     pruned: bool = False
+    simulated: bool = False
 
     @property
     def mesh(self) -> str:
@@ -301,8 +309,15 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds per step; infinite without a plan."""
-        return self.plan.seconds if self.plan else float("inf")
+        """Predicted seconds per step, simulated ones where plans are chosen by them; infinite without a plan."""
+        if self.plan is None:
+            return float("inf")
+        return self.plan.simulated_seconds if self.simulated else self.plan.seconds
+
+    @property
+    def gap(self) -> float | None:
+        """How much faster a plan on this mesh could be; None without a plan, or a bound on simulated seconds."""
+        return None if self.plan is None or self.simulated else self.plan.gap
 
     @property
     def bubble(self) -> float | None:
@@ -314,7 +329,8 @@ class Candidate:
     def facts(self) -> dict[str, Any]:
         """The candidate as plain values, for JSON; costs are None without a plan."""
         common = {"mesh": self.mesh, "microbatches": self.microbatches, "schedule": self.config.schedule}
-        costs = {name: getattr(self.plan, name, None) for name in ("seconds", "gap", "bytes", "memory")}
+        costs = {"seconds": self.seconds if self.plan else None, "gap": self.gap}
+        costs |= {name: getattr(self.plan, name, None) for name in ("bytes", "memory")}
         reason = {"fault": self.fault, "pruned": self.pruned}
         return common | costs | {"least": self.least, "bubble": self.bubble} | reason
 
@@ -359,7 +375,8 @@ def search_tables(candidates: Sequence[Candidate]) -> Iterator[list[tuple[str, .
         else:
             plan, bubble = each.plan, "" if each.bubble is None else f"{each.bubble:.1%}"
             sizes = bytes_text(plan.bytes), bytes_text(plan.memory)
-            costs = seconds_text(plan.seconds), percent_text(plan.gap), bubble, *sizes
+            gap = "" if each.gap is None else percent_text(each.gap)
+            costs = seconds_text(each.seconds), gap, bubble, *sizes
             planned.append((str(each.mesh), count, each.config.schedule, *costs))
     if planned:
         yield [("mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory"), *planned]
@@ -471,7 +488,7 @@ def _planned(each: BoundedConfiguration, incumbent: float) -> Candidate:
         reason = f"pruned: takes {seconds_text(each.seconds)} at least"
         return Candidate(each.config, None, reason, each.seconds, pruned=True)
     try:
-        return Candidate(each.config, each.plan(), "", each.seconds)
+        return Candidate(each.config, each.plan(), "", each.seconds, simulated=each.simulated)
     except MeshDSLError as error:
         return Candidate(each.config, None, first_fault(error), each.seconds)
 
