@@ -186,21 +186,25 @@ class CallStages:
 
     def with_uneven_pins(self, program: TracedProgram) -> TracedProgram:
         """Return a program of this call with notes on its uneven pins, and constraints if they are to be padded."""
-        if not self.uneven:
+        uneven = self._uneven_in(program)
+        if not uneven:
             return program
-        notes = [*program.notes, *self.uneven_notes]
-        return replace(self.uneven.constrained(program) if self._pads_uneven else program, notes=notes)
+        notes = [*program.notes, *uneven.notes(program, self.options.mesh, self._pads_uneven)]
+        return replace(uneven.constrained(program) if self._pads_uneven else program, notes=notes)
+
+    def _uneven_in(self, program: TracedProgram) -> UnevenPins:
+        o = self.options
+        return UnevenPins({}, {}) if o.uneven == "error" else UnevenPins.of(program, o.mesh, self.user_pins)
 
     @cached_property
     def uneven(self) -> UnevenPins:
         """The pins that do not divide and are loosened; none if that is an error."""
-        o = self.options
-        return UnevenPins({}, {}) if o.uneven == "error" else UnevenPins.of(self.checked, o.mesh, self.user_pins)
+        return self._uneven_in(self.microbatched)
 
     @cached_property
     def uneven_notes(self) -> list[str]:
         """What becomes of these pins, in sentences."""
-        return self.uneven.notes(self.checked, self.options.mesh, self._pads_uneven)
+        return self.uneven.notes(self.microbatched, self.options.mesh, self._pads_uneven)
 
     @property
     def _pads_uneven(self) -> bool:

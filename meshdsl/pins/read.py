@@ -14,7 +14,7 @@ the first two arguments, and the loss is free. A result that ``outputs`` pins fo
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import combinations
 from typing import Any
@@ -79,6 +79,11 @@ class UserPins:
         """Return the pins of every input and output of ``program``; PinError lists all faults at once."""
         loose = self.uneven != "error"
         return make_pins(program, mesh, self.layouts, self.outputs, self.donated, self.rules, loose, self.by)
+
+    def stated(self, program: TracedProgram, mesh: Mesh) -> Pins:
+        """Return the pins as ``resolve``, but those of inputs that do not divide as they were stated."""
+        pins, (uneven, _) = self.resolve(program, mesh), self.loosened(program, mesh)
+        return replace(pins, inputs=tuple(uneven.get(i, pin) for i, pin in enumerate(pins.inputs)))
 
     def loosened(self, program: TracedProgram, mesh: Mesh) -> tuple[dict[int, Layout], dict[int, Layout]]:
         """Returns the pins, as stated, of inputs and of outputs that do not divide, by their index."""

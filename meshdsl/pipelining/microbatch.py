@@ -42,7 +42,7 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
     if pipeline.axis:
         return replace(pipeline_cuts(program, pipeline, mesh, batch, user_pins), unstaged=graph)
     placement = analyze_time_axis(graph, count, [graph.inputs[i].id for i in batch], pipeline.per_microbatch)
-    pins = user_pins.resolve(replace(program, pipeline=Pipelined(pipeline)), mesh)
+    pins = user_pins.stated(replace(program, pipeline=Pipelined(pipeline)), mesh)
     split = layer_axes(program, mesh, pins, batch)
     stages = find_stages(program, placement, mesh, split, pipeline)
     if stages:

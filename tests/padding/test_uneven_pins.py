@@ -273,6 +273,26 @@ def test_microbatches_are_replicated():
     sharded.check(*arguments())
 
 
+@pytest.mark.parametrize("uneven", ["replicate", "pad"])
+def test_layers_that_do_not_divide_over_stages_are_a_pipeline(uneven):
+    def step(params, batch):
+        def loss(params):
+            x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch["x"], params["layers"])
+            return jnp.mean((x @ params["head"]) ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+    params, batch = {"layers": jnp.ones((3, 8, 8)) / 8, "head": jnp.ones((8, 5))}, {"x": jnp.ones((8, 8))}
+    pins = {"params/layers": "pipe=S(0)", "params/head": "pipe=S(1)", **BATCH}
+    sharded = md.parallelize(step, "pipe=2,data=2", pins, pipeline=md.Pipeline(2), uneven=uneven)
+    plan = sharded.plan(params, batch)
+    assert plan.pipeline.layers in ((1, 2), (2, 1))
+    assert [note.partition(";")[0] for note in plan.notes if "does not divide" in note] == [
+        "params/head float32[8,5]: pipe=S(1) does not divide"
+    ]
+    sharded.check(params, batch)
+
+
 def test_short_rows_are_padded_in_every_variant():
     """30 rows are too short to be padded unasked; padding both widths without them would be faster."""
 
