@@ -22,7 +22,7 @@ from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Bucket, Pins, Solution
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.bounds.trivial import least_seconds
-from meshdsl.planner.buckets import find_buckets, least_latency, most_savings, with_buckets
+from meshdsl.planner.buckets import find_buckets, is_sendable, least_latency, most_savings, with_buckets
 from meshdsl.planner.costs.reshard_cost import OverlapWindow, SharedLatency
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
@@ -260,7 +260,7 @@ class SearchResult:
         model = self._with_relieved_latencies(part)
         return self._search_at(model, joint_networks(model))
 
-    def at_unshared_latencies(self, best: float, free: "SearchResult | None" = None) -> "SearchResult | None":
+    def at_unshared_latencies(self, best: float, free: "SearchResult | None" = None) -> "UnsharedSearch | None":
         """Returns the search where collectives pay the latencies that they share with no others (``unshared``).
 
         No plan undercuts its bound, with buckets or without. The result is None for a step that is searched axis by
@@ -277,7 +277,9 @@ class SearchResult:
             return None
         model = free.model if free else self._with_relieved_latencies(0.0)
         networks = free.fitter.networks if free else None
-        return self._search_at(*self._with_unshared_latencies(model, networks or NetworkBuilder(model), best))
+        model, networks, tried = self._with_unshared_latencies(model, networks or NetworkBuilder(model), best)
+        search = self._search_at(model, networks)
+        return UnsharedSearch(search, (*tried, search.fit.plan.rows))
 
     def quick_bound_without_latencies(self) -> float:
         """Returns seconds that no plan undercuts, memory aside, where no latencies count that may be shared."""
@@ -285,8 +287,8 @@ class SearchResult:
         return quick_bound(model, evaluate_plan(model, Evaluator(model), self.fit.plan.rows))
 
     def _with_relieved_latencies(self, part: float) -> Model:
-        every = (v.id for v in self.model.problem.index.values)
-        return self.model.with_relief(dict.fromkeys(every, SharedLatency(part)))
+        sendable = (v.id for v in self.model.problem.index.values if is_sendable(v))
+        return self.model.with_relief(dict.fromkeys(sendable, SharedLatency(part)))
 
     def _search_at(self, model: Model, networks: NetworkBuilder | None) -> "SearchResult":
         """Returns the search at the prices of a model."""
@@ -298,11 +300,11 @@ class SearchResult:
 
     def _with_unshared_latencies(
         self, model: Model, networks: NetworkBuilder, best: float
-    ) -> tuple[Model, NetworkBuilder]:
-        """Returns a view in which those latencies count that no bucket shares, chosen in rounds, and its networks."""
+    ) -> tuple[Model, NetworkBuilder, list[Assignment]]:
+        """Returns a view in which those latencies count that no bucket shares, its networks, and the rounds' plans."""
         limits, index, wiring = model.limits, model.problem.index, model.wiring
         unshared, enough = UnsharedUses(model.problem.program.graph), (1 - limits.worth_gap) * model.scale.cost(best)
-        plan, most, idle = self.fit.plan, 0.0, 0
+        plan, most, idle, tried = self.fit.plan, 0.0, 0, list[Assignment]()
         for left in reversed(range(limits.buckets_rounds)):
             unshared.add(layouts_of(model, plan.rows)[1], trees_of(model, plan))
             ports = wiring.port_of_use[index.use_numbers(unshared.shares)]
@@ -312,11 +314,12 @@ class SearchResult:
             if not left or idle == limits.buckets_patience or model.deadline.expired():
                 break
             plan = search(model, lambda _: False, here, plan.rows).plan
+            tried.append(plan.rows)
             if plan.cost >= enough:
                 break
             idle = idle + 1 if plan.cost < (1 + limits.buckets_rise) * most else 0
             most = max(most, plan.cost)
-        return model, here
+        return model, here, tried
 
     def at_rows(self, rows: Assignment) -> "SearchResult":
         """Returns this search with another plan, perhaps of a search at other prices, in place of its own."""
@@ -389,6 +392,17 @@ class SearchResult:
 
     def _bytes(self, plan: CostedPlan) -> int:
         return self.fitter.peak(plan).bytes
+
+
+class UnsharedSearch(NamedTuple):
+    """The search where collectives pay the latencies that they share with no others.
+
+    Args:
+      tried: its plan, and those of the rounds that chose these latencies, whatever their memory.
+    """
+
+    search: SearchResult
+    tried: tuple[Assignment, ...]
 
 
 # ---- Entry point -----------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_no_plan_with_its_buckets_undercuts_these_prices(loss, mesh):
     """Plans near the best one and far from it, drawn at random."""
     one = planned(loss, mesh)
     found, graph = one.variant.outcome, one.program.graph
-    priced, rng, shared = found.at_unshared_latencies(found.seconds), np.random.default_rng(0), 0
+    priced, rng, shared = found.at_unshared_latencies(found.seconds).search, np.random.default_rng(0), 0
     assert priced.model.unshared
     for share in np.linspace(0, 0.5, 40):
         rows = found.fit.plan.rows.copy()
