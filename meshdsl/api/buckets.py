@@ -31,12 +31,14 @@ class BucketedPlan:
 
     Args:
       solution: the plan, with a lower bound of 0.
+      origin: the search, with the plan in which the buckets are.
       apart: the search, with the best plan that sends every collective by itself.
       certify: computes seconds that no plan undercuts; nothing can be searched afterwards.
       notes: for the reader of the plan.
     """
 
     solution: Solution
+    origin: SearchResult
     apart: SearchResult
     certify: Callable[[], float]
     notes: tuple[str, ...] = ()
@@ -45,20 +47,22 @@ class BucketedPlan:
 def plan_with_buckets(found: SearchResult) -> BucketedPlan:
     """Returns the fastest plan found whose small collectives are sent in buckets, ``found`` itself if it has none."""
     if found.model.deadline.expired() or not found.may_use_buckets():
-        return BucketedPlan(found.unproved_solution, found, found.certify)
+        return BucketedPlan(found.unproved_solution, found, found, found.certify)
     if found.loosest and not found.is_small:  # another plan under finer pins, whose bound is known
         best = found.bucketed_solution()
-        return BucketedPlan(best, found, partial(min, found.loosest.seconds, best.seconds))
+        return BucketedPlan(best, found, found, partial(min, found.loosest.seconds, best.seconds))
     parts = found.model.limits.buckets_latencies
     searches = {part: _fitting(partial(found.with_shared_latency, part)) for part in parts}
     plans = [found, *_others([found], (each.fit.plan.rows for each in searches.values() if each))]
-    best = min((plan.bucketed_solution() for plan in plans), key=lambda each: each.seconds)
-    free = searches.get(0.0)
-    unshared = _fitting(partial(found.at_unshared_latencies, best.seconds, free))
+    bucketed = [(plan.bucketed_solution(), plan) for plan in plans]
+    free, seconds = searches.get(0.0), min(solution.seconds for solution, _ in bucketed)
+    unshared = _fitting(partial(found.at_unshared_latencies, seconds, free))
     more = _others(plans, unshared.tried if unshared else ())
-    best = min((best, *(plan.bucketed_solution() for plan in more)), key=lambda each: each.seconds)
+    bucketed += [(plan.bucketed_solution(), plan) for plan in more]
+    best, origin = min(bucketed, key=lambda each: each[0].seconds)
     apart = min((*plans, *more), key=lambda each: each.seconds)
-    return BucketedPlan(best, apart, partial(_bound, found, free, unshared and unshared.search, best.seconds))
+    certify = partial(_bound, found, free, unshared and unshared.search, best.seconds)
+    return BucketedPlan(best, origin, apart, certify)
 
 
 def _others(known: Sequence[SearchResult], rows: Iterable[Assignment]) -> list[SearchResult]:

@@ -64,7 +64,9 @@ def plan_with_overlap(found: SearchResult, planned: BucketedPlan) -> BucketedPla
         text = "chosen by simulated time with overlap: the plan of least serial time is also the fastest found"
         return replace(planned, notes=(text,))
     text = f"chosen by simulated time with overlap, {seconds_text(_simulated(found, chosen))}; the plan of least serial"
-    return replace(planned, solution=chosen, apart=best, notes=(f"{text} time takes {seconds_text(serial)}",))
+    return replace(
+        planned, solution=chosen, origin=best, apart=best, notes=(f"{text} time takes {seconds_text(serial)}",)
+    )
 
 
 def _search_at_price(start: SearchResult, price: float) -> SearchResult | None:

@@ -456,7 +456,7 @@ def _finish(best: "Variant", notes: list[str], overlap: Overlap, start: Submit) 
         plan = replace(plan, host=plan.host._replace(fastest=best.hosting.fastest, kept=best.hosting.kept))
     if best.remat:
         plan = replace(plan, recomputation=best.remat.facts(program, solution, found.model.problem.op_classes))
-    return PlannedProgram(program, plan, replace(best, outcome=found.released()), overlap)
+    return PlannedProgram(program, plan, replace(best, outcome=planned.origin.released()), overlap)
 
 
 # ---- Variants, and how notes name their dims -------------------------------------------------------------------------
