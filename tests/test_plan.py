@@ -248,9 +248,9 @@ def test_the_fingerprint_ignores_lines_and_array_contents():
     assert fingerprint(moved) != fingerprint(small_program())
 
 
-def mismatch(program, mesh=MESH, layouts=None):
+def mismatch(program, mesh=MESH, layouts=None, plan=None):
     with pytest.raises(PlanFileError) as caught:
-        check_same_program(small_plan(), program, mesh, make_pins(program, mesh, layouts))
+        check_same_program(plan or small_plan(), program, mesh, make_pins(program, mesh, layouts))
     lines = str(caught.value).splitlines()
     assert lines[0] == "the plan of step does not match this call of step:"
     assert lines[-1] == "plan again without plan= and save the new plan"
@@ -281,7 +281,10 @@ def test_another_program():
     ]
     program = small_program()
     program.graph.ops[1].params = {"axes": (0, 1)}
-    assert mismatch(program) == ["operations: equal in number to the plan's, with other operands or parameters"]
+    equal = "operations: equal in number to the plan's, with other operands or parameters"
+    assert mismatch(program) == [equal]
+    traced = f"jax 0.9 traced the step of the plan, {jax.__version__} here, perhaps into other operations"
+    assert mismatch(program, plan=replace(small_plan(), jax="0.9")) == [equal, traced]
 
 
 def test_other_pins():

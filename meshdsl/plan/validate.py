@@ -22,6 +22,8 @@ from functools import cache
 from itertools import combinations
 from math import prod
 
+import jax
+
 from meshdsl.errors import PlanFileError, faults, shortened
 from meshdsl.ir.graph import Leaf, TracedProgram, Value, sent_itemsize, walk
 from meshdsl.ir.prefetch import prefetchable
@@ -122,6 +124,8 @@ def _operation_differences(plan: PlanData, program: TracedProgram) -> Iterator[s
         yield f"operations: {plan.operations.get(name, 0)} {name} in the plan, {counts[name]} here"
     if not changed:
         yield "operations: equal in number to the plan's, with other operands or parameters"
+    if plan.jax not in ("", jax.__version__):
+        yield f"jax {plan.jax} traced the step of the plan, {jax.__version__} here, perhaps into other operations"
 
 
 def _violated_pins(noun: str, planned: Sequence[Array], given: Sequence[Leaf], pins: Sequence[Layout]) -> Iterator[str]:
