@@ -208,6 +208,7 @@ def plan_best_variant(
 # Parts of the limit. Where nothing faster is found, values count as well that live only where less memory is short: a
 # plan that computes them again has its peak elsewhere.
 _SHORT = (0.75, 0.5)
+_FULL = 0.9  # part of the limit; plans under a choice that take less are filled before they are compared
 
 
 def _residuals_elsewhere(
@@ -251,8 +252,10 @@ def _residuals_elsewhere(
         stated = user_pins.resolve(made.program, mesh)
         pins = replace(stated, hosted=best.pins.hosted, hosted_outputs=best.pins.hosted_outputs)
         known = Remat(choice, rewrite, made, costs, (free.peak.bytes, free.seconds), kept, divided)
+        outcome: SearchResult | MemoryLimitError
         try:
-            outcome: SearchResult | MemoryLimitError = solve(made.program, mesh, pins, limit, clock, limits)
+            found = solve(made.program, mesh, pins, limit, clock, limits)
+            outcome = found.filled() if found.fit.is_constrained and found.peak.bytes < _FULL * limit else found
         except MemoryLimitError as error:
             outcome = error
         return replace(best, program=made.program, pins=pins, outcome=outcome, remat=known)

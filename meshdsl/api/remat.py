@@ -201,8 +201,12 @@ class ResidualCosts:
         between = [Rung(self.choice(price), price) for price in _between(rungs)]
         rungs = sorted([*rungs, *between], key=lambda rung: rung.price)
         rungs = [*rungs[:1], *(rung for a, b in pairwise(rungs) for rung in (*self._sending_more(a, b), b))]
-        changing = (rung for rung in reversed(rungs) if rung.choice.ops or rung.choice.hosted)
-        return list({rung.choice.rewrite: rung for rung in changing}.values())[::-1]
+        ladder = list[Rung]()
+        for rung in rungs:
+            more = self.saved(rung.choice) - (self.saved(ladder[-1].choice) if ladder else 0)
+            if (rung.choice.ops or rung.choice.hosted) and (not ladder or more > NEGLIGIBLE * self.saved(rung.choice)):
+                ladder.append(rung)
+        return ladder
 
     def _sending_more(self, a: Rung, b: Rung) -> Iterator[Rung]:
         """Yields rungs between two, that send more and more: values of equal sizes pay at the same price."""
@@ -397,8 +401,10 @@ def plan_residuals(
         refused = max((i for i, plan in tried.items() if plan.seconds == inf), default=-1)
         factor = (excess + tried[best].spare) / saved[best] if saved[best] > 0 else 1.0  # of bytes that were saved
         factor = max(1.0, factor)  # less says nothing: plans fill the room that there is, as by keeping gathered values
-        near = (i for k in AROUND if refused < (i := best + k) <= last and i not in tried)
-        around = [i for i in near if i > best or factor * saved[i] >= ENOUGH * excess]
+        least = bisect_left(saved, ENOUGH * excess / factor)
+        jump = (least,) if len(tried) == 1 else ()  # at once as far as the first plan says
+        near = (i for i in (*jump, *(best + k for k in AROUND)) if refused < i <= last and i not in tried)
+        around = [i for i in near if i > best or i >= least]
         if not around:
             break
         if at(around[0]).seconds < tried[best].seconds:

@@ -151,6 +151,8 @@ class SearchLimits:
     # ---- memory: prices, crossover, branch and bound, dual bound -------------------------------------------------
 
     memory_rounds: int = 14  # prices that are tried until a plan fits, for each way to price waiting values
+    memory_idle_prices: int = 3  # prices in a row at which no plan is smaller, from which on none seems to fit ...
+    memory_hopeless: float = 1.25  # ... where the smallest takes this part of the limit
     memory_price_factor: float = 3.0  # ratio of one price to the last
     memory_price_negligible: float = 100.0  # ratio of the first price to one that is as good as none
     memory_plans_per_price: int = 2  # plans at one price whose peaks were not priced yet, before the price rises

@@ -150,6 +150,11 @@ class SearchResult:
         fit = replace(fit, plan=plan, free=fit.free if is_constrained else plan)
         return replace(self, fit=fit, peak=self.fitter.peak(plan), pending=pending)
 
+    def filled(self) -> "SearchResult":
+        """Returns the same or a cheaper plan, which uses more of the memory that this one leaves."""
+        fit = replace(self.fit, plan=self.fitter.improve(self.fitter.bisect(self.fit)).plan)
+        return replace(self, fit=fit, peak=self.fitter.peak(fit.plan))
+
     def certify(self, enough: float = inf) -> float:
         """Returns seconds that no plan within the limit undercuts. Nothing can be searched afterwards.
 

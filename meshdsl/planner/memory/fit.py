@@ -271,6 +271,8 @@ class MemoryFitter:
             if self.peak(plan).bytes <= limit:
                 return FitResult(limit, free, plan, pricing)
             smallest = min(smallest, plan, key=self._bytes)
+            if alternate and self._is_hopeless(smallest, limit):  # both ways were tried
+                break
         is_smallest = False
         if self._is_tiny:
             found = self._branch_and_bound(smallest, pricing.points).smallest(limit)
@@ -378,6 +380,10 @@ class MemoryFitter:
     def _bytes(self, plan: CostedPlan) -> int:
         return self.peak(plan).bytes
 
+    def _is_hopeless(self, smallest: CostedPlan, limit: float) -> bool:
+        """Whether a plan is so much larger than the limit that going on as before will find none that fits."""
+        return self._bytes(smallest) > self.model.limits.memory_hopeless * limit
+
     def _branch_and_bound(self, known: CostedPlan, points: PricedPoints) -> BranchAndBound:
         return BranchAndBound(self.model, self.evaluator, points, self.peak, known)
 
@@ -393,19 +399,21 @@ class MemoryFitter:
         """
         limits, points, path_copies = self.model.limits, pricing.points, pricing.path_copies
         infeasible, last, low = pricing.infeasible, price, price / limits.memory_price_negligible
-        smallest, stale = plan, 0
+        smallest, stale, idle = plan, 0, 0
         for _ in range(limits.memory_rounds * (2 if alternate else 1)):
             last, points = price, points.including(self.peak(plan))
             plan = self._solve([plan], points.prices(price, path_copies), limit, path_copies)
-            peak, smallest = self.peak(plan), min(smallest, plan, key=self._bytes)
-            if peak.bytes <= limit:
+            peak, before = self.peak(plan), self._bytes(smallest)
+            smallest = min(smallest, plan, key=self._bytes)
+            idle = 0 if self._bytes(smallest) < before * (1 - limits.memory_gap_small) else idle
+            if peak.bytes <= limit or (idle > limits.memory_idle_prices and self._is_hopeless(smallest, limit)):
                 break
             infeasible = (plan, *infeasible)
             stale = stale + 1 if peak not in points else limits.memory_plans_per_price
             if stale >= limits.memory_plans_per_price and alternate and path_copies:
                 path_copies = False
             elif stale >= limits.memory_plans_per_price:
-                low, price, stale = price, price * limits.memory_price_factor, 0
+                low, price, stale, idle = price, price * limits.memory_price_factor, 0, idle + 1
                 path_copies |= alternate
                 if unpriced := self.peaks.unpriced_peak(plan, limit, points.values):
                     points = points.including(unpriced)
