@@ -3,7 +3,7 @@
 """
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,8 +64,7 @@ def plan(
     """Plan a program's step and print the plan: layouts, collectives with their reasons, seconds, memory, gap."""
     check_writable(save, html)
     over = load_mesh(mesh, topology)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits)
-    loaded = loaded if overlap is None else replace(loaded, overlap=overlap)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits, overlap)
     found = _plan(program, loaded, over, rules, memory, effort)
     if save is not None:
         found.save(save)
@@ -87,6 +86,7 @@ def frontier(
     remat: RematWord = None,
     host: HostWord = None,
     low_bits: LowBitsText = None,
+    overlap: OverlapWord = None,
     effort: EffortWord = "default",
     points: Annotated[int, typer.Option(min=2, help="how many memory limits, up to none")] = 8,
     html: Annotated[Path | None, typer.Option(help="write table and picture as an HTML page to this file")] = None,
@@ -97,7 +97,7 @@ def frontier(
 
     check_writable(html)
     over = load_mesh(mesh, topology)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits, overlap)
     with working(f"planning {program} over {over} within {points} memory limits"):
         found = parallelize_program(loaded, over, rules, effort=effort).frontier(*loaded.args, points=points)
     if html is not None:
@@ -125,6 +125,7 @@ def check(
     remat: RematWord = None,
     host: HostWord = None,
     low_bits: LowBitsText = None,
+    overlap: OverlapWord = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program again, over the mesh and topology of a saved plan, and show what changed.
@@ -135,7 +136,7 @@ def check(
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits, overlap)
     _show_difference("check", before.diff(_plan(program, loaded, before.mesh, rules, memory, before.effort)), as_json)
 
 
@@ -163,6 +164,10 @@ def explain(
     schedule: ScheduleName = None,
     chunks: Chunks = None,
     recompute: Recompute = None,
+    remat: RematWord = None,
+    host: HostWord = None,
+    low_bits: LowBitsText = None,
+    overlap: OverlapWord = None,
     as_json: AsJSON = False,
 ) -> None:
     """Explain why an input of a saved plan has its layout; given the program, also the cost of every other layout."""
@@ -175,7 +180,9 @@ def explain(
         found = explain_input(before, name)
     else:
         before.layout(name)
-        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
+        loaded = load_program(
+            program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits, overlap
+        )
         with working(f"planning {program} with every layout of {name}"):
             sharded = parallelize_program(loaded, before.mesh, rules, memory, effort=before.effort)
             found = sharded.explain(name, *loaded.args)
@@ -200,6 +207,10 @@ def verify(
     schedule: ScheduleName = None,
     chunks: Chunks = None,
     recompute: Recompute = None,
+    remat: RematWord = None,
+    host: HostWord = None,
+    low_bits: LowBitsText = None,
+    overlap: OverlapWord = None,
     exposed: Annotated[
         str | None,
         typer.Option(
@@ -232,7 +243,7 @@ def verify(
         absent.devices(over)
     else:
         jax.config.update("jax_num_cpu_devices", over.size)
-    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits, overlap)
     with working(f"planning and compiling {program} over {over}"):
         sharded, limit = parallelize_program(loaded, over, rules, memory), SUMS_LIMIT if sums is None else sums
         report = sharded.verify(*loaded.args, target=target, exposed=exposed, sums=limit)

@@ -35,6 +35,7 @@ def load_program(
     remat: str | None = None,
     host: str | None = None,
     low_bits: str | None = None,
+    overlap: str | None = None,
 ) -> "Program":
     """The program that a file or a module defines, or that its function of this name returns.
 
@@ -48,13 +49,14 @@ def load_program(
       remat: whether the planner chooses what is computed again, in place of what the program says.
       host: whether it chooses what lives in the host's memory, likewise.
       low_bits: how much collectives may round what they send, likewise.
+      overlap: how communication is hidden, likewise.
 
     Raises:
       ArgumentError: there is no such program, or no such pipeline. Errors of the file's own code are not caught.
     """
     table = Schedule.load(schedule) if schedule and _is_file(schedule) else schedule
-    options = {"microbatches": microbatches, "schedule": table, "chunks": chunks, "recompute": recompute}
-    given = {option: value for option, value in options.items() if value is not None}
+    schedules = {"microbatches": microbatches, "schedule": table, "chunks": chunks, "recompute": recompute}
+    given = {option: value for option, value in schedules.items() if value is not None}
     pins: dict[str, str] = {}
     for glob, layout in map(_parse_pin, layouts or ()):
         pins[glob] = f"{pins[glob]} {layout}" if glob in pins else layout
@@ -64,9 +66,8 @@ def load_program(
         from meshdsl.api.program import with_layouts
 
         program = with_layouts(program, pins)
-    program = program if remat is None else replace(program, remat=remat)
-    program = program if host is None else replace(program, host=host)
-    program = program if low_bits is None else replace(program, low_bits=low_bits)
+    options: dict[str, Any] = {"remat": remat, "host": host, "low_bits": low_bits, "overlap": overlap}
+    program = replace(program, **{option: value for option, value in options.items() if value is not None})
     return replace(program, pipeline=_pipeline(program, given)) if given else program
 
 

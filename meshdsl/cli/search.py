@@ -12,6 +12,7 @@ from meshdsl.cli.options import (
     LayoutTexts,
     LowBitsText,
     MemoryText,
+    OverlapWord,
     ProgramName,
     RematWord,
     RulesText,
@@ -55,6 +56,7 @@ def search(
     remat: RematWord = None,
     host: HostWord = None,
     low_bits: LowBitsText = None,
+    overlap: OverlapWord = None,
     effort: EffortWord = "default",
     save: SavePlan = None,
     as_json: AsJSON = False,
@@ -66,7 +68,7 @@ def search(
     from meshdsl.api.mesh_search import search as search_meshes
 
     check_writable(save)
-    loaded = load_program(program, layouts=layouts, remat=remat, host=host, low_bits=low_bits)
+    loaded = load_program(program, layouts=layouts, remat=remat, host=host, low_bits=low_bits, overlap=overlap)
     with working(f"planning {program} on {devices} devices") as status:
         found = search_meshes(
             loaded,
@@ -89,7 +91,7 @@ def search(
     command += [part for pin in layouts or () for part in ("--layouts", pin)]
     command += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
     command += [*(["--remat", remat] if remat else []), *(["--host", host] if host else [])]
-    command += ["--low-bits", low_bits] if low_bits else []
+    command += [*(["--low-bits", low_bits] if low_bits else []), *(["--overlap", overlap] if overlap else [])]
     command += ["--effort", effort] if effort != "default" else []
     facts = {"devices": devices, "candidates": [candidate.facts for candidate in found.candidates]}
     show("search", found, facts, as_json)

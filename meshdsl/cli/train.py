@@ -20,6 +20,7 @@ from meshdsl.cli.options import (
     MemoryText,
     MeshText,
     Microbatches,
+    OverlapWord,
     ProgramName,
     Recompute,
     RematWord,
@@ -76,6 +77,7 @@ def train(
     remat: RematWord = None,
     host: HostWord = None,
     low_bits: LowBitsText = None,
+    overlap: OverlapWord = None,
     effort: EffortWord = "default",
     steps: Annotated[int | None, typer.Option(min=1, help="steps of the run; default: the program's")] = None,
     folder: Annotated[
@@ -180,7 +182,9 @@ def train(
     common = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
     together = nullcontext() if plan_ahead else joined(over, own, common, _explain, join_timeout)
     with together, output_to_stderr() if as_json else nullcontext():
-        loaded = load_program(program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits)
+        loaded = load_program(
+            program, microbatches, schedule, chunks, recompute, layouts, remat, host, low_bits, overlap
+        )
         trained = skipping(loaded) if on_nan is OnNaN.skip else loaded
         planned = os.environ.get(PLANNED_FILE)
         session = Session(trained, over, rules, memory, is_supervised(), planned, effort)

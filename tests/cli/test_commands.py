@@ -300,13 +300,21 @@ def test_plan_recomputes_within_the_memory(folder):
     (folder / "deep.py").write_text(
         STACKED.replace("OWN", "None").replace('{"w": "pipe=S(0)"}', '{"batch": "data=S(0)"}')
     )
-    options = "plan", "deep.py", "--mesh", "data=2", "--json"
-    free = json.loads(run(*options)[1])
+    options = "deep.py", "--mesh", "data=8", "--json"
+    free = json.loads(run("plan", *options)[1])
     limit = int(0.9 * free["memory"])
-    found = json.loads(run(*options, "--memory", str(limit), "--remat", "auto")[1])
+    options = *options, "--memory", str(limit), "--remat", "auto"
+    found = json.loads(run("plan", *options)[1])
     assert free["computed_again"] == free["waterfall"] == []
     assert found["memory"] <= limit and found["computed_again"]
     assert found["waterfall"][0]["bytes"] == free["memory"] and found["waterfall"][-1]["bytes"] == found["memory"]
+    assert json.loads(run("verify", *options)[1])["held"]["memory"] == found["memory"]
+
+
+@pytest.mark.parametrize("command", ["plan", "frontier", "check", "explain", "verify", "search", "train"])
+def test_what_the_planner_chooses_is_an_option_of_every_command_that_plans(command):
+    _, printed = run(command, "--help")
+    assert all(f"--{option} " in printed for option in ("remat", "host", "low-bits", "overlap"))
 
 
 SCRIPT = """
