@@ -11,6 +11,7 @@ These are the rules of XLA's buffer assignment (``CanShareOperandBufferWithUser`
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import NamedTuple
 
@@ -178,8 +179,8 @@ class BufferAliases:
       runs_at: [positions], the one at which an op runs: that of its last consumer if it is fused.
       views: positions of ops whose result is their operand.
       reuses: which results may overwrite which operands.
-      filled_early: values that lie filled with zeros from the start of their graph on: on CPUs, the stacks that its
-        loops make, since XLA runs there first what waits for nothing (``BFScheduler``).
+      filled_early: values that lie filled from the start of their graph on: on CPUs, the stacks that its loops make,
+        and what is filled with one number, since XLA runs there first what waits for nothing (``BFScheduler``).
       bodies: per graph of the program, how its values lie in the memory around it.
     """
 
@@ -197,7 +198,7 @@ class BufferAliases:
         candidates = np.flatnonzero(index.positions_named((*_IDENTITIES, "transpose"))).tolist()
         self.views = index_array(at for at in candidates if (op := index.ops[at]) and _is_view(op))
         self.reuses = _reuses(index, stored)
-        self.filled_early = _stacks_made(index) if backend == "cpu" else index_array(())
+        self.filled_early = _filled(index) if backend == "cpu" else index_array(())
         whole = BodyAliases(sliced=frozenset(range(len(graph.inputs))) - graph.hosted)
         self.bodies = [_body(*block.owner, hosted) if block.owner else whole for block in index.blocks]
 
@@ -208,10 +209,16 @@ def buffer_aliases(graph: Graph, backend: str) -> BufferAliases:
     return BufferAliases(graph, backend)
 
 
-def _stacks_made(index: GraphIndex) -> Ids:
-    """Returns the values that loops fill, a slice in each iteration."""
-    loops = (op for at in np.flatnonzero(index.positions_named(["scan"])).tolist() if (op := index.ops[at]))
-    return index.numbers_of({value.id for op in loops for value in op.outputs[op.params["num_carry"] :]})
+def _filled(index: GraphIndex) -> Ids:
+    """Returns the values that loops fill, a slice in each iteration, and those that are filled at once."""
+    ops = [
+        op
+        for at in np.flatnonzero(index.positions_named(["scan", "broadcast_in_dim"])).tolist()
+        if (op := index.ops[at])
+    ]
+    stacks = (value for op in ops if op.name == "scan" for value in op.outputs[op.params["num_carry"] :])
+    filled = (op.outputs[0] for op in ops if op.name != "scan" and not isinstance(op.inputs[0], Value))
+    return index.numbers_of({value.id for value in chain(stacks, filled)})
 
 
 def _is_view(op: Op) -> bool:

@@ -54,6 +54,12 @@ def one_loop_after_another(xs):  # XLA fills the stacks of both with zeros befor
     return lax.scan(lambda y, x: (y @ x, y), jnp.sum(y, axis=0), xs)[1]
 
 
+def scattered_behind_a_loop(xs):  # so it does with the zeros
+    y = jnp.sum(lax.scan(lambda y, x: (y @ x, y), xs[0] + 1, xs)[1], axis=0)
+    rows = jnp.argsort(y[0, :2])
+    return jnp.max(jnp.zeros(xs.shape).at[rows].add(y @ y, mode="promise_in_bounds"), axis=0)
+
+
 def branches(x):
     return lax.cond(x[0, 0] > 0, lambda x: jnp.tanh(x @ x) @ x, lambda x: x - 1, x)
 
@@ -73,6 +79,7 @@ CASES = {
     stored: (ONE, (), 9),
     stacked: (STACK, (), 15),
     one_loop_after_another: (STACK, (), 21),
+    scattered_behind_a_loop: (STACK, (), 21),
     branches: (ONE, (), 3),
     updated: (ONE, (0,), 4),
 }
