@@ -122,8 +122,8 @@ class Topology:
         the device's processors and memory; 0.2 for a fifth longer. It counts in ``plan.simulated_seconds`` alone.
       host_memory: bytes of the host's memory per device; 0 where there is none to keep arrays in, or none is known.
       host_load, host_store: bytes per second from the host's memory to a device, and back.
-      backend: XLA's, which compiles for the devices: ``tpu`` keeps less in memory than others (see
-        ``meshdsl.planner.liveness.aliasing``), which are not told apart.
+      backend: XLA's, which compiles for the devices and decides what memory holds: ``tpu`` keeps less than others,
+        ``cpu`` fills stacks of loops early (``meshdsl.planner.liveness.aliasing``); others are not told apart.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
 
     Example:

@@ -283,7 +283,7 @@ def test_another_program():
     program.graph.ops[1].params = {"axes": (0, 1)}
     equal = "operations: equal in number to the plan's, with other operands or parameters"
     assert mismatch(program) == [equal]
-    traced = f"jax 0.9 traced the step of the plan, {jax.__version__} here, perhaps into other operations"
+    traced = f"the plan is of jax 0.9, this is jax {jax.__version__}, which may trace other operations"
     assert mismatch(program, plan=replace(small_plan(), jax="0.9")) == [equal, traced]
 
 

@@ -67,10 +67,10 @@ def plan_with_buckets(found: SearchResult) -> BucketedPlan:
 
 def _others(known: Sequence[SearchResult], rows: Iterable[Assignment]) -> list[SearchResult]:
     """Returns other plans of a search that fit the memory, at true prices; several searches often find one plan."""
-    found, seen = known[0], {plan.fit.plan.rows.tobytes() for plan in known}
     distinct = {each.tobytes(): each for each in rows}
-    plans = [found.at_rows(each) for key, each in distinct.items() if key not in seen]
-    return [plan for plan in plans if plan.peak.bytes <= found.limit]
+    for plan in known:
+        distinct.pop(plan.fit.plan.rows.tobytes(), None)
+    return [plan for plan in map(known[0].at_rows, distinct.values()) if plan.peak.bytes <= plan.limit]
 
 
 def _fitting(search: Callable[[], T | None]) -> T | None:

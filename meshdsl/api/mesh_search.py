@@ -153,7 +153,7 @@ class BoundedConfiguration:
 
     @property
     def simulated(self) -> bool:
-        """Whether plans are chosen by simulated seconds, which are no less than those of their operations either."""
+        """Whether plans are chosen by simulated seconds; the bound holds for these as well."""
         return self.stages is not None and self.stages.options.overlap.simulates
 
     def plan(self) -> Plan:
@@ -161,9 +161,8 @@ class BoundedConfiguration:
         assert self.stages is not None and self.program is not None
         options, program = self.stages.options, self.stages.with_uneven_pins(self.program)
         pins, limits, remat = self.stages.user_pins, EFFORTS[options.effort], options.remat != "off"
-        return plan_best_variant(
-            program, options.mesh, pins, options.memory, options.overlap, None, limits, remat, options.host == "auto"
-        ).plan
+        choices: dict[str, Any] = {"overlap": options.overlap, "remat": remat, "host": options.host == "auto"}
+        return plan_best_variant(program, options.mesh, pins, options.memory, limits=limits, **choices).plan
 
 
 @dataclass

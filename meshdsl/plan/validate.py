@@ -125,7 +125,7 @@ def _operation_differences(plan: PlanData, program: TracedProgram) -> Iterator[s
     if not changed:
         yield "operations: equal in number to the plan's, with other operands or parameters"
     if plan.jax not in ("", jax.__version__):
-        yield f"jax {plan.jax} traced the step of the plan, {jax.__version__} here, perhaps into other operations"
+        yield f"the plan is of jax {plan.jax}, this is jax {jax.__version__}, which may trace other operations"
 
 
 def _violated_pins(noun: str, planned: Sequence[Array], given: Sequence[Leaf], pins: Sequence[Layout]) -> Iterator[str]:
