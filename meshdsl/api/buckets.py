@@ -3,7 +3,8 @@
 The planner's objective has every collective pay its latency. A plan that waits little for latencies, and repeats little
 work to avoid them, is taken as it is, with the bound of plans that send every collective by itself. Else collectives
 may be cheap that were dear, and the plan is searched again at prices at which a collective that may be sent in a bucket
-pays a part of its latency, as one of very many or of few. Of all plans found, with buckets, the fastest is taken.
+pays a part of its latency, as one of very many or of few. Of all plans found, with buckets, the fastest is taken. The
+first search is then but where the others start; unless ``effort`` is to prove, it ends as soon as it has a plan.
 
 Without any latencies, prices give a bound: no bucket costs less than its bytes, so a plan with buckets takes at least
 as long as the cheapest one without those latencies, and one latency. A search in which the latencies count that no
@@ -46,12 +47,14 @@ class BucketedPlan:
 
 def plan_with_buckets(found: SearchResult) -> BucketedPlan:
     """Returns the fastest plan found whose small collectives are sent in buckets, ``found`` itself if it has none."""
-    if found.model.deadline.expired() or not found.may_use_buckets():
+    if found.model.deadline.expired() or not found.may_use_buckets:
         return BucketedPlan(found.unproved_solution, found, found, found.certify)
     if found.loosest and not found.is_small:  # another plan under finer pins, whose bound is known
         best = found.bucketed_solution()
         return BucketedPlan(best, found, found, partial(min, found.loosest.seconds, best.seconds))
-    parts = found.model.limits.buckets_latencies
+    limits = found.model.limits
+    is_bound_worth = found.is_small or not limits.worth_gap
+    parts = [part for part in limits.buckets_latencies if part or is_bound_worth]
     searches = {part: _fitting(partial(found.with_shared_latency, part)) for part in parts}
     plans = [found, *_others([found], (each.fit.plan.rows for each in searches.values() if each))]
     bucketed = [(plan.bucketed_solution(), plan) for plan in plans]

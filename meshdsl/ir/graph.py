@@ -96,7 +96,7 @@ class Source:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else "?"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Op:
     """One operation.
 

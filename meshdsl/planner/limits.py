@@ -39,7 +39,7 @@ class SearchLimits:
     # ---- buckets: small collectives that are sent as one -----------------------------------------------------------
 
     buckets_least: int = 2  # collectives from which on a bucket is made
-    buckets_latencies: tuple[float, ...] = (0.0, 0.05, 0.25)  # parts of a latency that a collective pays in a search
+    buckets_latencies: tuple[float, ...] = (0.0, 0.05, 0.1, 0.25, 0.5)  # parts of latencies that are paid in searches
     buckets_postponed: int = 32  # reductions that are postponed one by one, where all together cost more
     buckets_rounds: int = 12  # rounds that choose the latencies which count in a bound on plans with buckets ...
     buckets_patience: int = 2  # ... rounds in a row that do not help ...
@@ -303,7 +303,7 @@ EFFORTS = {  # how much planning is worth, by the word that users write
         solve_variant_worth=3e-2,
         worth_gap=3e-2,
         worth_work=30_000_000,
-        buckets_latencies=(0.05, 0.25),
+        buckets_latencies=(0.1, 0.25),
         buckets_postponed=4,
         buckets_rounds=1,
         bounds_message_work_most=600_000_000,
@@ -323,7 +323,7 @@ EFFORTS = {  # how much planning is worth, by the word that users write
         worth_gap=1e-2,
         worth_work=200_000_000,
         buckets_postponed=8,
-        buckets_rounds=4,
+        buckets_rounds=2,
         bounds_message_work_most=2_000_000_000,
         bounds_closing_work=2_000_000_000,
         bounds_small_gap_reserve=0,

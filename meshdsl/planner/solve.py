@@ -14,7 +14,7 @@ reshards that are cheaper because they overlap with compute (``with_overlap``) o
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from meshdsl.planner.objective import CostedPlan, Evaluator, layouts_of, rows_by
 from meshdsl.planner.problem.build import make_problem, repin, split_stacks
 from meshdsl.planner.problem.low_bits import exact_trees
 from meshdsl.planner.problem.model import Assignment, Model, is_refinement
-from meshdsl.planner.search.postpone import postpone_all_reductions, postpone_reductions
+from meshdsl.planner.search.postpone import postponed_reductions
 from meshdsl.planner.search.search import (
     ROUNDING,
     evaluate_plan,
@@ -145,7 +145,7 @@ class SearchResult:
             pending = start_bound(self.fitter, fit, submit)
             fit = self.fitter.prove(self.fitter.improve(fit))
         plan = fit.plan
-        if searches_jointly(self.model):
+        if searches_jointly(self.model) and not self._is_start():
             plan = fewest_layouts(self.model, self.fitter.evaluator, plan, lambda plan: self._bytes(plan) <= self.limit)
         fit = replace(fit, plan=plan, free=fit.free if is_constrained else plan)
         return replace(self, fit=fit, peak=self.fitter.peak(plan), pending=pending)
@@ -200,59 +200,46 @@ class SearchResult:
 
     # ---- Buckets ----
 
+    @cached_property
     def may_use_buckets(self) -> bool:
-        """Whether buckets may matter: the plan waits for latencies of small collectives, or repeats work to avoid them.
+        """Whether buckets may matter."""
+        return _may_use_buckets(self.fitter, self.fit.plan)
 
-        A plan without buckets repeats no more work than it takes to send all collectives one by one. So where it could
-        save little by dividing all work evenly, buckets do not change how it is divided.
-        """
-        program, mesh, limits = self.model.problem.program, self.model.mesh, self.model.limits
-        if program.pipeline or mesh.size == 1:
-            return False
-        plain = self.unproved_solution
-        worth = limits.buckets_worth * plain.seconds
-        if most_savings(program.graph, plain, limits.buckets_least) > worth:
-            return True
-        if not self.is_small:
-            return False
-        nodes, _ = self.fitter.evaluator.breakdown(self.fit.plan.rows)
-        repeated = self.model.scale.seconds(float(nodes.sum())) - least_seconds(program, mesh)
-        return repeated - least_latency(mesh) > worth
+    def _is_start(self) -> bool:
+        """Whether the plan is but the start of searches for one with buckets, where not everything is to be proved."""
+        return self.model.limits.worth_gap > 0 and self.may_use_buckets
 
     def bucketed_solution(self) -> Solution:
         """Returns the plan, with a lower bound of 0, and small collectives in buckets within the limit."""
-        plain, plan, limits = self.unproved_solution, self.fit.plan, self.model.limits
-        late = [
-            each(self.model, self.fitter.evaluator, plan) for each in (postpone_reductions, postpone_all_reductions)
-        ]
-        others = {each.rows.tobytes(): each.rows for each in late if each is not plan}
-        plans = [self, *map(self.at_rows, others.values())]
-        best = min(
-            (each._with_all_buckets() for each in plans), key=lambda each: (each.peak > self.limit, each.seconds)
-        )
-        return best if plain.seconds - best.seconds > limits.buckets_worth * plain.seconds else plain
+        model, least, worth = self.model, self.model.limits.buckets_least, self.model.limits.buckets_worth
+        graph, evaluator = model.problem.program.graph, self.fitter.evaluator
+        plans = [self.fit.plan, *postponed_reductions(model, evaluator, self.fit.plan)]
+        sent = [(_moves(model, self.fitter.pins, plan), plan) for plan in plans]
+        found = [(plain, plan, find_buckets(graph, plain, least)) for plain, plan in sent]
+        best, most = self.unproved_solution, (1 - worth) * self.seconds
+        for plain, plan, buckets in sorted(found, key=lambda each: with_buckets(each[0], graph, each[2]).seconds):
+            if with_buckets(plain, graph, buckets).seconds < min(most, best.seconds):
+                fitting = self._fitting_buckets(plain, buckets)
+                if fitting and fitting.seconds < min(most, best.seconds):
+                    best = _with_rows(model, self.fitter.pins, plan, fitting)
+        return best
 
-    def _with_all_buckets(self) -> Solution:
-        """Returns the plan with all buckets that fit the memory."""
-        start = self.unproved_solution
-        found = find_buckets(self.model.problem.program.graph, start, self.model.limits.buckets_least)
-        best = self._with_buckets(start, found)
+    def _fitting_buckets(self, plain: Solution, found: Sequence[Bucket]) -> Solution | None:
+        """Returns a solution with all of these buckets that fit the memory; None if it does not fit without any."""
+        best = self._with_buckets(plain, found)
         if best.peak > self.limit:  # buckets hold results from the moment they are sent
             kept: list[Bucket] = []
             for bucket in found:
-                if self._with_buckets(start, [*kept, bucket]).peak <= self.limit:
+                if self._with_buckets(plain, [*kept, bucket]).peak <= self.limit:
                     kept.append(bucket)
-            best = self._with_buckets(start, kept)
-        return best
+            best = self._with_buckets(plain, kept)
+        return best if best.peak <= self.limit else None
 
     def _with_buckets(self, plain: Solution, buckets: Sequence[Bucket]) -> Solution:
-        if not buckets:
-            return plain
         graph, s = self.model.problem.program.graph, plain
         placed = copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees, buckets)
         peak = Liveness(placed, self.fitter.pins.donated).peak()
-        sent = with_buckets(plain, graph, buckets)
-        return replace(sent, peak=peak.bytes, peak_op=peak.op.id if peak.op else -1, held=peak.bytes_by_value())
+        return _with_peak(with_buckets(plain, graph, buckets), peak)
 
     def with_shared_latency(self, part: float) -> "SearchResult":
         """Returns the search where collectives that may be sent in buckets pay only a part of their latency.
@@ -299,7 +286,8 @@ class SearchResult:
         """Returns the search at the prices of a model."""
         fitter = MemoryFitter(model, self.fitter.pins, networks, is_replan=True)
         known = None if self.is_small else self.fit.plan.rows
-        found = search(model, lambda _: self.is_small, fitter.networks, known, fitter.evaluator)
+        is_quick = bool(model.limits.worth_gap)  # the bound is of use if that of no other search is higher
+        found = search(model, lambda _: self.is_small, fitter.networks, known, fitter.evaluator, lambda _: is_quick)
         fit = fitter.fit(found.plan, self.limit, fitter.pricing(self.fit.pricing))
         return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
 
@@ -410,6 +398,27 @@ class UnsharedSearch(NamedTuple):
     tried: tuple[Assignment, ...]
 
 
+def _may_use_buckets(fitter: MemoryFitter, plan: CostedPlan) -> bool:
+    """Returns whether a plan waits for latencies of small collectives, or repeats work to avoid them.
+
+    A plan without buckets repeats no more work than it takes to send all collectives one by one. So where it could
+    save little by dividing all work evenly, buckets do not change how it is divided.
+    """
+    model = fitter.model
+    program, mesh, limits = model.problem.program, model.mesh, model.limits
+    if program.pipeline or mesh.size == 1:
+        return False
+    plain = _moves(model, fitter.pins, plan)
+    worth = limits.buckets_worth * plain.seconds
+    if most_savings(program.graph, plain, limits.buckets_least) > worth:
+        return True
+    if len(model.nodes) > limits.solve_small_nodes:
+        return False
+    nodes, _ = fitter.evaluator.breakdown(plan.rows)
+    repeated = model.scale.seconds(float(nodes.sum())) - least_seconds(program, mesh)
+    return repeated - least_latency(mesh) > worth
+
+
 # ---- Entry point -----------------------------------------------------------------------------------------------------
 
 
@@ -446,28 +455,34 @@ def solve(
     def is_worth_rounds(plan: CostedPlan) -> bool:
         return is_small or fitter.peak(plan).bytes <= limit
 
-    found = search(model, is_worth_rounds, fitter.networks, None, fitter.evaluator)
+    @cache
+    def is_start(plan: CostedPlan) -> bool:
+        return bool(limits.worth_gap) and _may_use_buckets(fitter, plan)
+
+    found = search(model, is_worth_rounds, fitter.networks, None, fitter.evaluator, is_start)
     fit = fitter.fit(found.plan, limit)
     return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
 
 
 def solution_of(model: Model, pins: Pins, plan: CostedPlan, peak: Peak) -> Solution:
     """Returns a plan, with its peak, as a solution whose lower bound is 0."""
-    problem = model.problem
+    return _with_rows(model, pins, plan, _with_peak(_moves(model, pins, plan), peak))
+
+
+def _with_peak(solution: Solution, peak: Peak) -> Solution:
+    return replace(solution, peak=peak.bytes, peak_op=peak.op.id if peak.op else -1, held=peak.bytes_by_value())
+
+
+def _moves(model: Model, pins: Pins, plan: CostedPlan) -> Solution:
+    """Returns what a plan moves, and its seconds: a solution without rows, notes and memory."""
     own, uses = layouts_of(model, plan.rows)
-    trees = trees_of(model, plan)
-    stacks = [stack for stack in split_stacks(problem.program, pins, problem.mesh) if stack.stays_split(trees)]
-    found = Solution(
-        mesh=problem.mesh,
-        rows=rows_by_op(model, plan.rows),
-        layouts=own,
-        uses=uses,
-        trees=trees,
-        seconds=model.scale.seconds(plan.cost),
-        lower_bound=0.0,
-        peak=peak.bytes,
-        peak_op=peak.op.id if peak.op else -1,
-        held=peak.bytes_by_value(),
-        notes=tuple(dict.fromkeys(map(str, stacks))),
-    )
-    return exact_trees(problem.program, pins, found) if problem.formats else found
+    trees, seconds = trees_of(model, plan), model.scale.seconds(plan.cost)
+    found = Solution(model.mesh, {}, own, uses, trees, seconds, lower_bound=0.0, peak=0, peak_op=-1)
+    return exact_trees(model.problem.program, pins, found) if model.problem.formats else found
+
+
+def _with_rows(model: Model, pins: Pins, plan: CostedPlan, moves: Solution) -> Solution:
+    """Returns the solution of a plan, given what it moves."""
+    problem = model.problem
+    stacks = [stack for stack in split_stacks(problem.program, pins, problem.mesh) if stack.stays_split(moves.trees)]
+    return replace(moves, rows=rows_by_op(model, plan.rows), notes=tuple(dict.fromkeys(map(str, stacks))))

@@ -29,6 +29,7 @@ from meshdsl.rules.indexing import SCATTERS, Lookup, gather_dims, scatter_dims
 from meshdsl.rules.linalg import CORE
 from meshdsl.rules.reduction import top_k_dim
 from meshdsl.rules.registry import RULES
+from meshdsl.util.lazy import memoize_by_object
 
 # ---- Dim groups ------------------------------------------------------------------------------------------------------
 
@@ -66,13 +67,14 @@ DECOMPOSITIONS = frozenset("fft triangular_solve".split()) | CORE.keys()  # of t
 LOOKUPS = ("gather", *SCATTERS)
 
 
-def dim_groups(op: Op) -> list[DimGroup]:
+@memoize_by_object
+def dim_groups(op: Op) -> tuple[DimGroup, ...]:
     """Returns the groups of an operation; none if it is not listed here, or has effects and no bodies.
 
     Operations inside the user's shard_map have none either: their shapes are those of blocks, which the user chose.
     """
     if op.manual:
-        return []
+        return ()
     if op.bodies:
         found = _of_loop(op)
     else:
@@ -81,8 +83,9 @@ def dim_groups(op: Op) -> list[DimGroup]:
     atoms = (*op.inputs, *op.outputs)
     keys = {i for i, x in enumerate(atoms) if jnp.issubdtype(x.dtype, jax.dtypes.extended)}
     if keys and not op.bodies:
-        return []
-    return [group for group in found if all(i not in keys and atoms[i].shape[d] == group.size for i, d in group.ports)]
+        return ()
+    sized = ((group, all(i not in keys and atoms[i].shape[d] == group.size for i, d in group.ports)) for group in found)
+    return tuple(group for group, is_sized in sized if is_sized)
 
 
 def _of_operation(op: Op) -> Iterator[DimGroup]:

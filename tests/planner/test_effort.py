@@ -1,5 +1,7 @@
 """How much planning is worth: what ends early is near what is proved, says so, and is the same everywhere."""
 
+from math import inf
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -88,12 +90,12 @@ def test_a_bound_rises_no_further_than_it_is_of_use():
     asked = []
 
     def step(bound):
-        return lambda: asked.append(bound) or bound
+        return lambda useful: asked.append((bound, useful)) or bound
 
     bound = RisingBound(step(1.0), step(3.0), step(2.0), known=0.5)
     assert bound.at_least(0.5) == 0.5 and not asked
-    assert bound.at_least(1.5) == 3.0 and asked == [1.0, 3.0]
-    assert bound.at_least() == 3.0 and asked == [1.0, 3.0, 2.0] and bound.at_least() == 3.0
+    assert bound.at_least(1.5, useful=4.0) == 3.0 and asked == [(1.0, 4.0), (3.0, 4.0)]
+    assert bound.at_least() == 3.0 and asked[2:] == [(2.0, inf)] and bound.at_least() == 3.0
 
 
 @pytest.mark.parametrize(("wrong", "said"), [("fats", "; did you mean 'fast'?"), (3, ""), (None, "")])

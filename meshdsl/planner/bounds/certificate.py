@@ -5,6 +5,7 @@ States whose min-marginal exceeds the incumbent are pruned, and small remainders
 rest is bounded by mini-buckets: exactly if the treewidth allows, and then the bound is the optimum of the network.
 """
 
+from math import inf
 from types import MappingProxyType
 
 from meshdsl.planner.encoding.fanout import Underpaid
@@ -30,6 +31,7 @@ class Certificate:
       trees: entries that the exact trees of one value may have; if any, all nodes at wide values are kept.
       underpaid: values that networks before this one have undercounted (see ``NetworkBuilder.bounds``).
       work: entries that messages over networks before this one have touched.
+      enough: cost from which on a higher bound is of no use.
 
     Attributes:
       bound: the best lower bound so far.
@@ -44,8 +46,9 @@ class Certificate:
         trees: int = 0,
         underpaid: Underpaid = MappingProxyType({}),
         work: int = 0,
+        enough: float = inf,
     ) -> None:
-        self.builder, self.model, self.best, self.work = builder, builder.model, best, work
+        self.builder, self.model, self.best, self.work, self.enough = builder, builder.model, best, work, enough
         self._limits = self.model.limits
         self._trees, self._underpaid = trees, underpaid
         self._assembly = builder.bounds(best, trees, underpaid)
@@ -74,7 +77,7 @@ class Certificate:
     @property
     def is_worth_more(self) -> bool:
         """Whether the gap is worth more work: a wider one is tolerated the more work was spent."""
-        return self.gap > max(PROVED, self._limits.tolerated_gap(self.work))
+        return self.bound < self.enough and self.gap > max(PROVED, self._limits.tolerated_gap(self.work))
 
     @property
     def is_exhausted(self) -> bool:

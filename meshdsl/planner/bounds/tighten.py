@@ -112,7 +112,7 @@ def rebuild_and_raise(certificate: Certificate, most: int | None = None, enough:
         if model.deadline.expired() or not is_light(certificate):
             break
         before, trees = certificate, limits.bounds_first_tree_entries
-        certificate = Certificate(before.builder, before.best, trees, before.underpaid, before.work)
+        certificate = Certificate(before.builder, before.best, trees, before.underpaid, before.work, before.enough)
         raise_bound(certificate, most=most)
         certificate.bound = max(certificate.bound, before.bound)
         if certificate.gap > limits.bounds_progress * before.gap:
@@ -175,7 +175,7 @@ class PruningRounds:
             last, gap, states = self.certificate, self.certificate.gap, self.certificate.states
             self._proved = last.bound
             builder, trees = NetworkBuilder(last.model, last.remaining), self._limits.bounds_round_tree_entries
-            self.certificate = Certificate(builder, last.best, trees, last.underpaid, last.work)
+            self.certificate = Certificate(builder, last.best, trees, last.underpaid, last.work, last.enough)
             self.tighten(self._limits.bounds_passes[1])
             self.certificate.bound = max(self.certificate.bound, last.bound)
 
@@ -213,55 +213,66 @@ class RisingBound:
     """A bound on the cost of every plan that is raised when it is asked for, in steps from cheap to expensive.
 
     Args:
-      steps: each computes a bound, and may be dropped once computed.
+      steps: each computes a bound, given the cost from which on a higher one is of no use, and may be dropped then.
       known: a bound to begin with.
     """
 
-    def __init__(self, *steps: Callable[[], float], known: float = 0.0) -> None:
+    def __init__(self, *steps: Callable[[float], float], known: float = 0.0) -> None:
         self._steps, self._bound = list(steps), known
 
-    def at_least(self, enough: float = inf) -> float:
-        """Returns the bound after the first step that reaches ``enough``, else after all of them."""
+    def at_least(self, enough: float = inf, useful: float = inf) -> float:
+        """Returns the bound after the first step that reaches ``enough``, else after all of them.
+
+        Args:
+          useful: cost from which on a higher bound is of no use, now or later.
+        """
         while self._steps and self._bound < enough:
-            self._bound = max(self._bound, self._steps.pop(0)())
+            self._bound = max(self._bound, self._steps.pop(0)(useful))
         return self._bound
 
 
-def bound_jointly(builder: NetworkBuilder, best: CostedPlan, most: int, rebuild: bool) -> float:
+def bound_jointly(builder: NetworkBuilder, best: CostedPlan, most: int, rebuild: bool, enough: float = inf) -> float:
     """Returns the bound of the joint networks of a model, which may have been built a while ago.
 
     Args:
       most: passes of messages.
       rebuild: rebuild the network where much is open.
+      enough: cost from which on a higher bound is of no use.
     """
-    certificate = Certificate(builder, best, builder.model.limits.bounds_first_tree_entries)
+    certificate = Certificate(builder, best, builder.model.limits.bounds_first_tree_entries, enough=enough)
     raise_bound(certificate, most=most)
     return (rebuild_and_raise(certificate, most) if rebuild else certificate).bound
 
 
-def bound_on_many_axes(model: Model, best: CostedPlan, quick: bool) -> float:
+def bound_on_many_axes(model: Model, best: CostedPlan, quick: bool, enough: float = inf) -> float:
     """Returns a bound where the states of all mesh axes together are too many for a search.
 
     It is that of projections on pairs of axes (``projection``) if it is to be ``quick``, or if the joint network is too
     large.
+
+    Args:
+      enough: cost from which on a higher bound is of no use.
     """
     limits = model.limits
     if not quick and has_few_layouts(model) and not model.deadline.expired():
-        certificate = Certificate(NetworkBuilder(model), best, limits.bounds_first_tree_entries)
+        certificate = Certificate(NetworkBuilder(model), best, limits.bounds_first_tree_entries, enough=enough)
         if is_light(certificate):
             raise_bound(certificate, prune=True)
             return rebuild_and_raise(certificate, enough=limits.bounds_wide_gap).bound
     return sum(raise_bound(Certificate(NetworkBuilder(each.model), each.plan(best))) for each in projections(model))
 
 
-def bound_on_axes_apart(model: Model, best: CostedPlan) -> float:
+def bound_on_axes_apart(model: Model, best: CostedPlan, enough: float = inf) -> float:
     """Returns the bound of projections on pairs of mesh axes, with as much work as is worth it before all others.
 
     It is good where communication costs much less than compute, or where it costs bytes rather than latencies.
+
+    Args:
+      enough: cost from which on a higher bound is of no use.
     """
     limits, bound = model.limits, 0.0
     parts = [Certificate(NetworkBuilder(each.model), each.plan(best)) for each in projections(model)]
-    enough = (1 - limits.worth_gap) * best.cost
+    enough = min(enough, (1 - limits.worth_gap) * best.cost)
     for stage, passes in enumerate(limits.bounds_apart_passes):
         for part in parts:
             part.tighten(passes)
@@ -273,9 +284,13 @@ def bound_on_axes_apart(model: Model, best: CostedPlan) -> float:
     return bound
 
 
-def bound_in_rounds(model: Model, best: CostedPlan) -> float:
-    """Returns the bound of the joint network of all mesh axes, raised in rounds that look for no plan."""
-    certificate = Certificate(NetworkBuilder(model), best, model.limits.bounds_first_tree_entries)
+def bound_in_rounds(model: Model, best: CostedPlan, enough: float = inf) -> float:
+    """Returns the bound of the joint network of all mesh axes, raised in rounds that look for no plan.
+
+    Args:
+      enough: cost from which on a higher bound is of no use.
+    """
+    certificate = Certificate(NetworkBuilder(model), best, model.limits.bounds_first_tree_entries, enough=enough)
     raise_bound(certificate, prune=True)
     return tighten_without_search(certificate, model.limits.bounds_closing_work).bound
 

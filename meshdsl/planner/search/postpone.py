@@ -9,31 +9,30 @@ be sent together with those of other gradients (``planner.buckets``).
 from collections.abc import Iterator
 
 from meshdsl.ir.graph import Value
-from meshdsl.ir.index import Use
-from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.planner.objective import CostedPlan, Evaluator, layouts_of
-from meshdsl.planner.problem.model import Assignment, Model
+from meshdsl.planner.problem.model import Model
 from meshdsl.planner.problem.variables import Node
 from meshdsl.planner.search.search import evaluate_plan
 
 
-def postpone_reductions(model: Model, evaluator: Evaluator, plan: CostedPlan) -> CostedPlan:
-    """Returns a plan that costs no more, and adds partial sums behind operations of one operand where it can."""
-    chains = list(_chains(model, plan.rows, (B,)))
-    found = _moved(model, evaluator, plan, chains)
-    if found.cost <= plan.cost:
-        return found
-    kept = plan
-    for chain in chains[: model.limits.buckets_postponed]:
-        found = _moved(model, evaluator, kept, [chain])
-        kept = found if found.cost <= kept.cost else kept
-    return kept
+def postponed_reductions(model: Model, evaluator: Evaluator, plan: CostedPlan) -> list[CostedPlan]:
+    """Returns other plans that add partial sums behind operations of one operand.
 
-
-def postpone_all_reductions(model: Model, evaluator: Evaluator, plan: CostedPlan) -> CostedPlan:
-    """Returns a plan that adds partial sums behind operations of one operand, scattered or not, whatever that costs."""
-    return _moved(model, evaluator, plan, list(_chains(model, plan.rows, (B, Split))))
+    One costs no more than ``plan`` and has all sums there for which that holds; the other has all there, scattered
+    ones as well, whatever that costs.
+    """
+    chains_to = _Chains(model, plan)
+    chains = list(chains_to.reduced((B,)))
+    free = _moved(model, evaluator, plan, chains)
+    if free.cost > plan.cost:
+        free = plan
+        for chain in chains[: model.limits.buckets_postponed]:
+            found = _moved(model, evaluator, free, [chain])
+            free = found if found.cost <= free.cost else free
+    every = _moved(model, evaluator, plan, list(chains_to.reduced((B, Split))))
+    distinct = {each.rows.tobytes(): each for each in (free, every) if each is not plan}
+    return list(distinct.values())
 
 
 _Targets = tuple[Placement | type[Split], ...]  # placements, or all of a type
@@ -48,39 +47,45 @@ def _moved(model: Model, evaluator: Evaluator, plan: CostedPlan, chains: list[_C
     return evaluate_plan(model, evaluator, rows) if chains and evaluator.allowed(rows).all() else plan
 
 
-def _chains(model: Model, rows: Assignment, targets: _Targets) -> Iterator[_Chain]:
-    """Yields, per value that is reduced to one of these placements, operations behind which it can be reduced."""
-    own, uses = layouts_of(model, rows)
-    consumers = _only_consumers(model)
-    made = (port.value.id for node in model.nodes if node.op for port in node.ports if port.defines)
-    partial = (v for v in made if any(isinstance(placed, Partial) for _, placed in own[v].placements))
-    yield from filter(None, (list(_chain(model, consumers, v, own, uses, targets)) for v in partial))
+class _Chains:
+    """Operations of one operand behind which partial values can be reduced, in place of in front of them."""
 
+    def __init__(self, model: Model, plan: CostedPlan) -> None:
+        self._model = model
+        self._own, self._uses = layouts_of(model, plan.rows)
+        moved = sorted(plan.edges, key=lambda value: model.wiring.ends_of(value)[0])
+        self._partial = [v for v in moved if any(isinstance(placed, Partial) for _, placed in self._own[v].placements)]
 
-def _chain(
-    model: Model,
-    consumers: dict[int, int],
-    value: int,
-    own: dict[int, Layout],
-    uses: dict[Use, Layout],
-    targets: _Targets,
-) -> Iterator[tuple[int, int, int]]:
-    """Yields the rows of the operations of one operand behind a partial value that reduce it, in order."""
-    placed = {name: own[value].on(name) for name in model.mesh.names}
-    while value in consumers:
-        n = consumers[value]
-        node, (use,) = model.nodes[n], model.nodes[n].ports[:1]
-        assert node.op is not None and use.use is not None
-        reduced = [
-            a for a, name in enumerate(model.mesh.names) if _is_reduced(placed[name], uses[use.use].on(name), targets)
-        ]
-        found = {axis: _partial_row(node, placed[model.mesh.names[axis]]) for axis in reduced}
-        if not found or None in found.values():
-            return
-        yield from ((n, axis, row) for axis, row in found.items() if row is not None)
-        value = node.ports[1].value.id
-        after = {model.mesh.names[axis] for axis in reduced}
-        placed = {name: placed[name] if name in after else own[value].on(name) for name in placed}
+    def reduced(self, targets: _Targets) -> Iterator[_Chain]:
+        """Yields the chains behind values that are reduced to one of these placements."""
+        yield from filter(None, (list(self._chain(value, targets)) for value in self._partial))
+
+    def _chain(self, value: int, targets: _Targets) -> Iterator[tuple[int, int, int]]:
+        """Yields the rows of the operations behind a partial value, in order."""
+        names, own = self._model.mesh.names, self._own
+        placed = {name: own[value].on(name) for name in names}
+        while (node := self._only_consumer(value)) is not None:
+            n, used = self._model.wiring.ends_of(value)[1][0], node.ports[0].use
+            assert used is not None
+            read = self._uses[used]
+            reduced = [a for a, name in enumerate(names) if _is_reduced(placed[name], read.on(name), targets)]
+            found = {axis: _partial_row(node, placed[names[axis]]) for axis in reduced}
+            if not found or None in found.values():
+                return
+            yield from ((n, axis, row) for axis, row in found.items() if row is not None)
+            value = node.ports[1].value.id
+            after = {names[axis] for axis in reduced}
+            placed = {name: placed[name] if name in after else own[value].on(name) for name in placed}
+
+    def _only_consumer(self, value: int) -> Node | None:
+        """Returns the node that alone uses a value, if that is an operation of one operand, literals aside."""
+        ends = self._model.wiring.ends_of(value)
+        if len(ends) != 2:
+            return None
+        node = self._model.nodes[ends[1][0]]
+        used = [x for x in node.op.inputs if isinstance(x, Value)] if node.op else []
+        is_chain = node.op and node.op.name not in ("return", "constrain") and len(used) == len(node.op.outputs) == 1
+        return node if is_chain else None
 
 
 def _is_reduced(before: Placement, used: Placement, targets: _Targets) -> bool:
@@ -91,14 +96,3 @@ def _partial_row(node: Node, placed: Placement) -> int | None:
     """Returns the row in which an operation of one operand takes and makes partial values; None if it has none."""
     wanted = (placed, placed)
     return next((i for i, row in enumerate(node.rows) if row.outputs == wanted and not row.collectives), None)
-
-
-def _only_consumers(model: Model) -> dict[int, int]:
-    """Returns per value id the node that alone uses it, if that is an operation of one operand and one result."""
-    found: dict[int, int] = {}
-    for n, node in enumerate(model.nodes):
-        op = node.op
-        used = [x for x in op.inputs if isinstance(x, Value)] if op and op.name not in ("return", "constrain") else []
-        if op and len(used) == len(op.outputs) == 1 and len(model.wiring.ends_of(used[0].id)) == 2:
-            found[used[0].id] = n
-    return found

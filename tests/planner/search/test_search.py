@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.planner.bounds.certificate import Certificate
+from meshdsl.planner.bounds.tighten import raise_bound
 from meshdsl.planner.costs.reshard_cost import axis_groups_in_pairs, axis_groups_merged, axis_groups_split
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.objective import Evaluator, trees_of
@@ -90,6 +92,22 @@ def test_rounds_prove_a_plan_and_leave_no_better_one(large):
     assert best.cost < start.best.cost or best is start.best
     assert bound == pytest.approx(best.cost, rel=2e-9)
     assert best.cost == search(model).plan.cost
+
+
+def test_a_plan_that_is_but_a_start_waits_for_its_proof(monkeypatch):
+    monkeypatch.setattr(search_module, "close_gap", lambda *_: pytest.fail("rounds for a plan where others start"))
+    monkeypatch.setattr(search_module, "raise_bound", lambda *_: pytest.fail("a bound that nobody asked for"))
+    model = problem_of("gradient", TWO)
+    found = search(model, is_start=lambda plan: True)
+    assert 0 < found.lower_bound() <= model.scale.seconds(found.plan.cost)
+
+
+def test_messages_end_where_a_higher_bound_is_of_no_use():
+    model = limited(problem_of("gradient", TWO), encoding_reduction_entries=1, bounds_reduction_entries=1)
+    start = Evaluator(model).evaluate(model.first_states)
+    whole, part = (Certificate(NetworkBuilder(model), start, enough=enough) for enough in (inf, 0.1 * start.cost))
+    assert part.enough <= raise_bound(part) < raise_bound(whole)
+    assert part.work == 0 < whole.work
 
 
 @pytest.mark.parametrize("name", STEPS)
