@@ -263,12 +263,14 @@ def _residuals_elsewhere(
     whole, excess = ResidualCosts.of(free, 0.0, means), free.peak.bytes - limit
     if excess <= 0 and whole.promise <= NEGLIGIBLE * free.seconds:
         return None
-    found_best = plan_residuals(whole, excess, partial(attempt, whole), clock)
+    found_best = plan_residuals(whole, excess, limit, partial(attempt, whole), clock)
     for short in (limit, *(part * limit for part in _SHORT)) if excess > 0 else ():
         if found_best and found_best.seconds < best.seconds and (short < limit or clock.expired()):
             break
         costs = ResidualCosts.of(free, short, means)
-        again = None if costs.held == whole.held else plan_residuals(costs, excess, partial(attempt, costs), clock)
+        again = (
+            None if costs.held == whole.held else plan_residuals(costs, excess, limit, partial(attempt, costs), clock)
+        )
         found_best = again if again and not (found_best and found_best.seconds <= again.seconds) else found_best
         if best.seconds < inf and clock.expired():
             break

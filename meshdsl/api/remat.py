@@ -11,7 +11,9 @@ Within a memory limit a plan divides more, gathers again and waits longer; or it
    everything fits and that rung promises nothing, nothing is computed again.
 3. Rungs of the ladder are planned within the limit, beginning with the first that saves as much as is needed, up and
    down as long as plans get faster. So more memory begins further down, at rungs that are faster.
-4. What memory that leaves is filled: residuals that are worth most are kept again, one by one.
+4. What memory that leaves is filled: residuals that are worth most are kept again, one by one. And the rung that just
+   does not fit is emptied: residuals that take the fewest seconds per byte are computed again, for as many bytes as it
+   is short of. Rungs are far apart where residuals are worth about the same.
 5. Within a limit that the plan of 1. exceeds, the same is done on a second ladder, where only values have a price that
    live where that plan exceeds the limit.
 6. Where a faster rung does not fit, loops over layers are divided (``recomputation.loop_parts``): the last iterations
@@ -61,13 +63,14 @@ PLANS = 8  # rungs of the ladder that are planned
 AROUND = (-1, 1, 2, -2)  # rungs that are planned next to the best one, in this order
 ENOUGH = 0.9  # part of the bytes in excess that a rung must be expected to save, below one that fits
 FILLED = 3  # plans with one residual more that is kept
+EMPTIED = 2  # plans with fewer residuals than a rung that does not fit
 LONGEST = 0.25  # by which a residual that lives through the whole step is dearer than one that is read at once
 NEXT_TO_NOTHING = 1e-9  # price at which only what costs nothing is computed again, as part of the middle one
 SENT = 8  # rungs between two that differ in what waits in the host's memory
 NEGLIGIBLE = 1e-3  # share of the seconds of a choice that is not worth a plan
 PARTS = 3  # plans with divided loops
 MOST = 0.9  # of the iterations that may follow the choice that does not fit, in the first of them
-WORTH = 2e-3  # share of the seconds of a step that each must promise to save
+WORTH = 2e-3  # share of the seconds of a step that each must promise to save, and each with fewer residuals
 
 
 # ---- What residuals hold, and what operations take -------------------------------------------------------------------
@@ -370,7 +373,11 @@ P = TypeVar("P", bound=Planned)
 
 
 def plan_residuals(
-    costs: ResidualCosts, excess: float, attempt: Callable[[RematChoice | MixedChoice], P], clock: Deadline
+    costs: ResidualCosts,
+    excess: float,
+    limit: float,
+    attempt: Callable[[RematChoice | MixedChoice], P],
+    clock: Deadline,
 ) -> P | None:
     """Returns the fastest plan found that does not keep all residuals on the device; None if it has to keep them.
 
@@ -379,6 +386,7 @@ def plan_residuals(
     Args:
       costs: of residuals.
       excess: bytes by which the plan that keeps everything exceeds the limit.
+      limit: bytes per device.
       attempt: plans the program under a choice, within the limit.
       clock: after which only the last rung is planned, unless one fits.
     """
@@ -410,7 +418,12 @@ def plan_residuals(
         if at(around[0]).seconds < tried[best].seconds:
             best = around[0]
     choice, plan = _filled(costs, ladder[best], tried[best], attempt, clock)
-    return plan if excess <= 0 else _divided(costs, [rung.choice for rung in ladder], choice, plan, attempt, clock)
+    if excess <= 0:
+        return plan
+    if exceeding := [i for i, each in tried.items() if each.seconds == inf]:
+        over = ladder[max(exceeding)].choice, tried[max(exceeding)]
+        choice, plan = _emptied(costs, ladder[best], over, (choice, plan), limit, attempt, clock)
+    return _divided(costs, [rung.choice for rung in ladder], choice, plan, attempt, clock)
 
 
 def _filled(
@@ -435,6 +448,63 @@ def _filled(
         else:
             refused.update(more[1:] or more)
     return choice, best
+
+
+def _emptied(
+    costs: ResidualCosts,
+    rung: Rung,
+    over: tuple[RematChoice, P],
+    found: tuple[RematChoice, P],
+    limit: float,
+    attempt: Callable[[RematChoice], P],
+    clock: Deadline,
+) -> tuple[RematChoice, P]:
+    """Returns the plan with fewer residuals than a choice that does not fit, as far as that is faster, and its choice.
+
+    Args:
+      rung: that fits.
+      over: the choice that does not, and why.
+      found: the best choice so far, and its plan, which are returned if none is faster.
+      limit: bytes per device.
+    """
+    (choice, best), (larger, trial) = found, over
+    kept = (larger.kept - larger.hosted) - (rung.choice.kept - rung.choice.hosted)
+    for _ in range(EMPTIED):
+        before, kept = kept, _keeping_less(costs, rung, kept, trial.least - limit)
+        trial_choice = costs.choice(rung.price, kept, rung.sent)
+        saves = costs.seconds(choice) - costs.seconds(trial_choice) >= WORTH * best.seconds
+        if kept == before or not saves or clock.expired():
+            break
+        trial = attempt(trial_choice)
+        if trial.seconds < inf:
+            return (trial_choice, trial) if trial.seconds < best.seconds else found
+    return found
+
+
+def _keeping_less(costs: ResidualCosts, rung: Rung, kept: frozenset[int], short: float) -> frozenset[int]:
+    """Returns the values to keep beside a rung to save so many bytes more; those are left out that cost least.
+
+    Values of equal bytes, from operations of equal seconds, count as alike: layers may be many.
+    """
+    choice, made = costs.choice(rung.price, kept, rung.sent), {v: op for op, vs in costs.results.items() for v in vs}
+    alike, gains = dict[tuple[int, float], tuple[float, int]](), dict[int, tuple[float, int]]()
+    for value in sorted(v for v in kept if costs.held.get(v)):
+        kind = costs.held[value], costs.again.get(made.get(value, -1), 0.0)
+        if kind not in alike:
+            less = costs.choice(rung.price, kept - {value}, rung.sent)
+            alike[kind] = costs.seconds(less) - costs.seconds(choice), costs.saved(less) - costs.saved(choice)
+        if alike[kind][1] > 0:
+            gains[value] = alike[kind]
+    left_out = set[int]()
+    while short > 0 and len(left_out) < len(gains):
+        value = min(gains.keys() - left_out, key=lambda v: (gains[v][0] / min(gains[v][1], short), v))
+        left_out.add(value)
+        short -= gains[value][1]
+    for value in sorted(left_out, key=lambda v: (-gains[v][0], v)):
+        if short + gains[value][1] <= 0:  # the others are enough
+            left_out.remove(value)
+            short += gains[value][1]
+    return kept - left_out
 
 
 def _divided(

@@ -155,7 +155,7 @@ def test_more_memory_is_never_slower_and_finds_the_fastest_of_all_choices(host, 
 
     def within(limit, choice):
         seconds, size = planned(choice)
-        return Chosen(seconds if size <= limit else inf, limit - size)
+        return Chosen(seconds if size <= limit else inf, limit - size, size)
 
     nothing = frozenset()
     every = [
@@ -169,7 +169,7 @@ def test_more_memory_is_never_slower_and_finds_the_fastest_of_all_choices(host, 
         every += [planned(MixedChoice(*pair, trips)) for pair in permutations(some, 2) for trips in loops]
     costs = ResidualCosts.of(free, 0.0, Means(recompute=True, host=host))
     for limit in (2 * free.peak.bytes, *(least + k / 8 * (free.peak.bytes - least) for k in reversed(range(8)))):
-        best = plan_residuals(costs, free.peak.bytes - limit, partial(within, limit), Deadline(None))
+        best = plan_residuals(costs, free.peak.bytes - limit, limit, partial(within, limit), Deadline(None))
         fastest = min(seconds for seconds, size in every if size <= limit)
         assert best.seconds <= fastest * (1 + 1e-9)
 
@@ -208,11 +208,44 @@ def test_a_rung_is_tried_although_the_one_above_takes_all_the_room_there_is():
         def seconds(self, choice):
             return 1.0
 
-        again = dict.fromkeys(range(3), 0.0)
+        def choice(self, price, kept, sent):
+            return self.ladder()[1].choice
+
+        again, held, results = dict.fromkeys(range(3), 0.0), {}, {}
 
     plans = Chosen(inf, -inf), Chosen(2.0, 5), Chosen(9.0, 1)
-    found = plan_residuals(Costs(), 210, lambda choice: plans[min(choice.ops)], Deadline(None))
+    found = plan_residuals(Costs(), 210, 790, lambda choice: plans[min(choice.ops)], Deadline(None))
     assert found.seconds == 2
+
+
+@pytest.mark.parametrize(("short", "again"), [(5, {0}), (15, {1}), (105, {0, 1})])
+def test_a_rung_that_just_does_not_fit_is_emptied(short, again):
+    class Costs:
+        """Two choices far apart, of which one keeps three values and the other none."""
+
+        held, again, results = {0: 10, 1: 100, 2: 100}, {0: 1.0, 1: 5.0, 2: 6.0}, {v: (v,) for v in range(3)}
+
+        def choice(self, price, kept=frozenset(), sent=None):
+            ops = frozenset(self.held) - kept
+            return RematChoice(ops, kept, frozenset(), ops)
+
+        def ladder(self):
+            return [Rung(self.choice(0.0, frozenset(self.held)), 0.0), Rung(self.choice(1.0), 1.0)]
+
+        def saved(self, choice):
+            return 1210 - sum(self.held[v] for v in choice.kept)
+
+        def seconds(self, choice):
+            return sum(self.again[op] for op in choice.ops)
+
+    def planned(choice):
+        """Returns a plan that leaves nothing, as plans fill the room that there is."""
+        size = 1000 + sum(costs.held[v] for v in choice.kept)
+        return Chosen(100 + costs.seconds(choice), 0) if size + short <= 1210 else Chosen(inf, -inf, size)
+
+    costs = Costs()
+    found = plan_residuals(costs, 1000 + short, 1210 - short, planned, Deadline(None))
+    assert found.seconds == 100 + sum(costs.again[op] for op in again)
 
 
 def test_where_nothing_fits_the_error_says_the_least_with_recomputation():
