@@ -207,7 +207,7 @@ class SearchResult:
 
     def _is_start(self) -> bool:
         """Whether the plan is but the start of searches for one with buckets, where not everything is to be proved."""
-        return self.model.limits.worth_gap > 0 and self.may_use_buckets
+        return _may_start(self.model) and self.may_use_buckets
 
     def bucketed_solution(self) -> Solution:
         """Returns the plan, with a lower bound of 0, and small collectives in buckets within the limit."""
@@ -286,7 +286,7 @@ class SearchResult:
         """Returns the search at the prices of a model."""
         fitter = MemoryFitter(model, self.fitter.pins, networks, is_replan=True)
         known = None if self.is_small else self.fit.plan.rows
-        is_quick = bool(model.limits.worth_gap)  # the bound is of use if that of no other search is higher
+        is_quick = _may_start(model)  # the bound is of use if that of no other search is higher
         found = search(model, lambda _: self.is_small, fitter.networks, known, fitter.evaluator, lambda _: is_quick)
         fit = fitter.fit(found.plan, self.limit, fitter.pricing(self.fit.pricing))
         return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
@@ -398,6 +398,11 @@ class UnsharedSearch(NamedTuple):
     tried: tuple[Assignment, ...]
 
 
+def _may_start(model: Model) -> bool:
+    """Whether a plan that buckets replace is not worth a proof of its own: it would take long."""
+    return model.limits.worth_gap > 0 and len(model.nodes) > model.limits.buckets_proved_nodes
+
+
 def _may_use_buckets(fitter: MemoryFitter, plan: CostedPlan) -> bool:
     """Returns whether a plan waits for latencies of small collectives, or repeats work to avoid them.
 
@@ -457,7 +462,7 @@ def solve(
 
     @cache
     def is_start(plan: CostedPlan) -> bool:
-        return bool(limits.worth_gap) and _may_use_buckets(fitter, plan)
+        return _may_start(model) and _may_use_buckets(fitter, plan)
 
     found = search(model, is_worth_rounds, fitter.networks, None, fitter.evaluator, is_start)
     fit = fitter.fit(found.plan, limit)
