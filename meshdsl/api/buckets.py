@@ -4,7 +4,7 @@ The planner's objective has every collective pay its latency. A plan that waits 
 work to avoid them, is taken as it is, with the bound of plans that send every collective by itself. Else collectives
 may be cheap that were dear, and the plan is searched again at prices at which a collective that may be sent in a bucket
 pays a part of its latency, as one of very many or of few. Of all plans found, with buckets, the fastest is taken. The
-first search is then but where the others start; unless ``effort`` is to prove, it ends as soon as it has a plan.
+first search is then only a warm start: it is not proved, except for small steps and with effort ``"prove"``.
 
 Without any latencies, prices give a bound: no bucket costs less than its bytes, so a plan with buckets takes at least
 as long as the cheapest one without those latencies, and one latency. A search in which the latencies count that no

@@ -70,7 +70,7 @@ SENT = 8  # rungs between two that differ in what waits in the host's memory
 NEGLIGIBLE = 1e-3  # share of the seconds of a choice that is not worth a plan
 PARTS = 3  # plans with divided loops
 MOST = 0.9  # of the iterations that may follow the choice that does not fit, in the first of them
-WORTH = 2e-3  # share of the seconds of a step that each must promise to save, and each with fewer residuals
+WORTH = 2e-3  # share of the seconds of a step that divided loops, or emptying a rung, must promise to save
 
 
 # ---- What residuals hold, and what operations take -------------------------------------------------------------------

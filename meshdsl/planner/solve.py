@@ -145,7 +145,7 @@ class SearchResult:
             pending = start_bound(self.fitter, fit, submit)
             fit = self.fitter.prove(self.fitter.improve(fit))
         plan = fit.plan
-        if searches_jointly(self.model) and not self._is_start():
+        if searches_jointly(self.model) and not self._is_warm_start():
             plan = fewest_layouts(self.model, self.fitter.evaluator, plan, lambda plan: self._bytes(plan) <= self.limit)
         fit = replace(fit, plan=plan, free=fit.free if is_constrained else plan)
         return replace(self, fit=fit, peak=self.fitter.peak(plan), pending=pending)
@@ -205,23 +205,24 @@ class SearchResult:
         """Whether buckets may matter."""
         return _may_use_buckets(self.fitter, self.fit.plan)
 
-    def _is_start(self) -> bool:
-        """Whether the plan is but the start of searches for one with buckets, where not everything is to be proved."""
-        return _may_start(self.model) and self.may_use_buckets
+    def _is_warm_start(self) -> bool:
+        """Whether the plan only warm-starts the searches for one with buckets, and is not worth a proof of its own."""
+        return _proves_no_warm_start(self.model) and self.may_use_buckets
 
     def bucketed_solution(self) -> Solution:
         """Returns the plan, with a lower bound of 0, and small collectives in buckets within the limit."""
-        model, least, worth = self.model, self.model.limits.buckets_least, self.model.limits.buckets_worth
-        graph, evaluator = model.problem.program.graph, self.fitter.evaluator
-        plans = [self.fit.plan, *postponed_reductions(model, evaluator, self.fit.plan)]
-        sent = [(_moves(model, self.fitter.pins, plan), plan) for plan in plans]
-        found = [(plain, plan, find_buckets(graph, plain, least)) for plain, plan in sent]
-        best, most = self.unproved_solution, (1 - worth) * self.seconds
-        for plain, plan, buckets in sorted(found, key=lambda each: with_buckets(each[0], graph, each[2]).seconds):
-            if with_buckets(plain, graph, buckets).seconds < min(most, best.seconds):
-                fitting = self._fitting_buckets(plain, buckets)
-                if fitting and fitting.seconds < min(most, best.seconds):
-                    best = _with_rows(model, self.fitter.pins, plan, fitting)
+        model, pins, limits = self.model, self.fitter.pins, self.model.limits
+        graph, found = model.problem.program.graph, list[tuple[float, CostedPlan, Solution, list[Bucket]]]()
+        for plan in (self.fit.plan, *postponed_reductions(model, self.fitter.evaluator, self.fit.plan)):
+            moves = _moves(model, pins, plan)
+            buckets = find_buckets(graph, moves, limits.buckets_least)
+            found.append((with_buckets(moves, graph, buckets).seconds, plan, moves, buckets))
+        best = self.unproved_solution
+        least = (1 - limits.buckets_worth) * best.seconds
+        for seconds, plan, moves, buckets in sorted(found, key=lambda each: each[0]):
+            fitting = self._fitting_buckets(moves, buckets) if seconds < least else None
+            if fitting and fitting.seconds < least:
+                best, least = _with_rows(model, pins, plan, fitting), fitting.seconds
         return best
 
     def _fitting_buckets(self, plain: Solution, found: Sequence[Bucket]) -> Solution | None:
@@ -286,7 +287,7 @@ class SearchResult:
         """Returns the search at the prices of a model."""
         fitter = MemoryFitter(model, self.fitter.pins, networks, is_replan=True)
         known = None if self.is_small else self.fit.plan.rows
-        is_quick = _may_start(model)  # the bound is of use if that of no other search is higher
+        is_quick = _proves_no_warm_start(model)  # the bound is of use if that of no other search is higher
         found = search(model, lambda _: self.is_small, fitter.networks, known, fitter.evaluator, lambda _: is_quick)
         fit = fitter.fit(found.plan, self.limit, fitter.pricing(self.fit.pricing))
         return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
@@ -398,8 +399,8 @@ class UnsharedSearch(NamedTuple):
     tried: tuple[Assignment, ...]
 
 
-def _may_start(model: Model) -> bool:
-    """Whether a plan that buckets replace is not worth a proof of its own: it would take long."""
+def _proves_no_warm_start(model: Model) -> bool:
+    """Whether plans that only warm-start other searches stay unproved: those of small steps are proved at once."""
     return model.limits.worth_gap > 0 and len(model.nodes) > model.limits.buckets_proved_nodes
 
 
@@ -461,10 +462,10 @@ def solve(
         return is_small or fitter.peak(plan).bytes <= limit
 
     @cache
-    def is_start(plan: CostedPlan) -> bool:
-        return _may_start(model) and _may_use_buckets(fitter, plan)
+    def is_warm_start(plan: CostedPlan) -> bool:
+        return _proves_no_warm_start(model) and _may_use_buckets(fitter, plan)
 
-    found = search(model, is_worth_rounds, fitter.networks, None, fitter.evaluator, is_start)
+    found = search(model, is_worth_rounds, fitter.networks, None, fitter.evaluator, is_warm_start)
     fit = fitter.fit(found.plan, limit)
     return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=found.lower_bound))
 

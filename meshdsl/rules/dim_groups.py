@@ -84,8 +84,11 @@ def dim_groups(op: Op) -> tuple[DimGroup, ...]:
     keys = {i for i, x in enumerate(atoms) if jnp.issubdtype(x.dtype, jax.dtypes.extended)}
     if keys and not op.bodies:
         return ()
-    sized = ((group, all(i not in keys and atoms[i].shape[d] == group.size for i, d in group.ports)) for group in found)
-    return tuple(group for group, is_sized in sized if is_sized)
+
+    def has_its_size(group: DimGroup) -> bool:
+        return all(i not in keys and atoms[i].shape[d] == group.size for i, d in group.ports)
+
+    return tuple(filter(has_its_size, found))
 
 
 def _of_operation(op: Op) -> Iterator[DimGroup]:

@@ -55,7 +55,7 @@ from meshdsl.planner.search.local_search import AxisDescent, close_gap, sweep_or
 from meshdsl.util.runtime import run_parallel
 
 ROUNDING = 1e-9  # relative rounding error of a sum of costs, by which bounds are lowered
-Judges = Callable[[CostedPlan], bool]
+PlanPredicate = Callable[[CostedPlan], bool]
 
 # ---- Results ---------------------------------------------------------------------------------------------------------
 
@@ -108,11 +108,11 @@ def repair_for_pins(model: Model, evaluator: Evaluator, known: Assignment) -> Co
 
 def search(
     model: Model,
-    is_worth_rounds: Judges = lambda _: True,
+    is_worth_rounds: PlanPredicate = lambda _: True,
     builder: NetworkBuilder | None = None,
     known: Assignment | None = None,
     evaluator: Evaluator | None = None,
-    is_start: Judges = lambda _: False,
+    is_warm_start: PlanPredicate = lambda _: False,
 ) -> SearchOutcome:
     """Searches for the cheapest plan, memory aside.
 
@@ -121,7 +121,7 @@ def search(
       builder: the networks of all states, if ``searches_jointly`` and they were built before.
       known: a plan to start from, perhaps of other pins; the search and the proof are then quick ones.
       evaluator: of the model, if there is one.
-      is_start: whether a plan is but the start of searches at other prices, and no more than that is worth its time.
+      is_warm_start: whether a plan only warm-starts searches at other prices, and is not worth rounds and a proof.
     """
     limits, evaluator = model.limits, evaluator or Evaluator(model)
     best = evaluate_plan(model, evaluator, model.first_states)
@@ -129,13 +129,13 @@ def search(
         best = min(best, repair_for_pins(model, evaluator, known), key=lambda plan: plan.cost)
     if searches_jointly(model):
         builder, thorough = builder or NetworkBuilder(model), known is None
-        best, bound = _search_jointly(builder, evaluator, best, is_worth_rounds, thorough, is_start)
+        best, bound = _search_jointly(builder, evaluator, best, is_worth_rounds, thorough, is_warm_start)
         may_merge_axes = True
     else:
         may_merge_axes = not is_worth_rounds(best)  # the first neighbourhoods are then searched without rounds
         best, bound = _search_neighbourhoods(model, evaluator, best, is_worth_rounds, known is None)
     enough = 1 - max(limits.bounds_open_gap, limits.worth_gap)
-    is_open = may_merge_axes and known is None and is_worth_rounds(best) and not is_start(best)
+    is_open = may_merge_axes and known is None and is_worth_rounds(best) and not is_warm_start(best)
     if is_open and (proved := bound.at_least(enough * best.cost)) < enough * best.cost:
         first = best
         best = _move(model, axis_groups_merged(model.parallel_axes), evaluator, first, is_worth_rounds, True)
@@ -203,9 +203,9 @@ def _search_jointly(
     builder: NetworkBuilder,
     evaluator: Evaluator,
     known: CostedPlan,
-    is_worth_rounds: Judges,
+    is_worth_rounds: PlanPredicate,
     thorough: bool,
-    is_start: Judges = lambda _: False,
+    is_warm_start: PlanPredicate = lambda _: False,
 ) -> _Found:
     """Returns the better of ``known`` and the decoded plan, swept and closed where much is open.
 
@@ -218,7 +218,7 @@ def _search_jointly(
     best = evaluator.with_exact_cost(start.plan)
     is_small = entries <= limits.search_rounds_entries or len(model.nodes) <= limits.search_rounds_nodes
     is_done = start.gap <= limits.search_decoded_gap or not thorough or not is_worth_rounds(best)
-    if (not is_small and is_done) or (limits.worth_gap and not thorough) or is_start(best):
+    if (not is_small and is_done) or (limits.worth_gap and not thorough) or is_warm_start(best):
         best = min(known, best, key=lambda plan: plan.cost)
         return _Found(best, RisingBound(partial(bound_jointly, builder, best, most, thorough)))
     certificate = Certificate(builder, best, limits.bounds_first_tree_entries)
@@ -249,7 +249,7 @@ def _rebuilt_bound(certificate: Certificate, most: int, enough: float) -> float:
 
 
 def _search_neighbourhoods(
-    model: Model, evaluator: Evaluator, best: CostedPlan, is_worth_rounds: Judges, thorough: bool
+    model: Model, evaluator: Evaluator, best: CostedPlan, is_worth_rounds: PlanPredicate, thorough: bool
 ) -> _Found:
     """Returns the best plan found from neighbourhood to neighbourhood, from ``best`` on.
 
@@ -286,7 +286,7 @@ def _move(
     neighbourhoods: Iterable[Groups],
     evaluator: Evaluator,
     best: CostedPlan,
-    is_worth_rounds: Judges,
+    is_worth_rounds: PlanPredicate,
     both: bool,
 ) -> CostedPlan:
     """Returns the best plan found from neighbourhood to neighbourhood, each around the best plan so far.

@@ -94,11 +94,11 @@ def test_rounds_prove_a_plan_and_leave_no_better_one(large):
     assert best.cost == search(model).plan.cost
 
 
-def test_a_plan_that_is_but_a_start_waits_for_its_proof(monkeypatch):
+def test_a_plan_that_only_warm_starts_others_is_proved_when_asked(monkeypatch):
     monkeypatch.setattr(search_module, "close_gap", lambda *_: pytest.fail("rounds for a plan where others start"))
     monkeypatch.setattr(search_module, "raise_bound", lambda *_: pytest.fail("a bound that nobody asked for"))
     model = problem_of("gradient", TWO)
-    found = search(model, is_start=lambda plan: True)
+    found = search(model, is_warm_start=lambda plan: True)
     assert 0 < found.lower_bound() <= model.scale.seconds(found.plan.cost)
 
 
