@@ -17,6 +17,7 @@ A step on its way down, file by file; each stage returns a value that can be pri
                                    padding.pad_program           -> one variant of the program
                                    planner.solve                 -> SearchResult: the search and memory stages
                                      .polish, .certify           -> ir.Solution with its lower bound
+                                   remat, stage_remat, host      -> programs that compute again, and keep on the host
                                    buckets.plan_with_buckets     -> small collectives sent as one, with their bound
                                    overlap.plan_with_overlap     -> a plan of shorter simulated time, on request
                                    overlap.plan_with_prefetch    -> loops that send ahead and behind

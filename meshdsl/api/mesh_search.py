@@ -162,6 +162,7 @@ class BoundedConfiguration:
         options, program = self.stages.options, self.stages.with_uneven_pins(self.program)
         pins, limits, remat = self.stages.user_pins, EFFORTS[options.effort], options.remat != "off"
         choices: dict[str, Any] = {"overlap": options.overlap, "remat": remat, "host": options.host == "auto"}
+        choices["staging"] = self.stages.staging if remat else None
         return plan_best_variant(program, options.mesh, pins, options.memory, limits=limits, **choices).plan
 
 

@@ -28,6 +28,7 @@ from meshdsl.api.host import HostChoice, HostCosts, Hosting, by_need, plan_hosti
 from meshdsl.api.overlap import plan_with_overlap, plan_with_prefetch
 from meshdsl.api.overlap_option import OFF, Overlap
 from meshdsl.api.remat import NEGLIGIBLE, Means, Remat, ResidualCosts, plan_residuals
+from meshdsl.api.stage_remat import KEEPING, NOTHING, StageChoice, Staging, plan_of_one_stage, plan_stages
 from meshdsl.errors import MemoryLimitError, shortened
 from meshdsl.ir.graph import Op, TracedProgram, Value, walk
 from meshdsl.ir.host import keep_on_host
@@ -108,6 +109,7 @@ def plan_best_variant(
     limits: SearchLimits = DEFAULT_LIMITS,
     remat: bool = False,
     host: bool = False,
+    staging: Staging | None = None,
 ) -> PlannedProgram:
     """Return the fastest variant of a program that was found, with its plan.
 
@@ -118,12 +120,13 @@ def plan_best_variant(
       limits: what the planner may spend.
       remat: residuals may be computed again in the backward pass (``meshdsl.api.remat``).
       host: inputs and residuals may be moved to the host's memory (``meshdsl.api.host``, ``meshdsl.api.remat``).
+      staging: how the step was cut into stages of a pipeline, if it was, for ``remat``.
 
     Raises:
       PinError: the pins contradict each other, or the program.
       MemoryLimitError: no plan within the limit was found.
     """
-    if remat and not _is_staged(program):
+    if remat and (staging or not _is_staged(program)):
         limits = replace(limits, memory_advises_checkpoint=False)
     large, searched = _is_large(program, limits), briefly(limits) if remat or host else limits
     candidates, clock = padded_sizes(program, mesh, reductions=not large), Deadline(seconds)
@@ -174,7 +177,15 @@ def plan_best_variant(
 
     with worker_pool() as start:
         limit = mesh.topology.memory if memory is None else memory
-        relieve = partial(_residuals_elsewhere, mesh=mesh, user_pins=user_pins, limit=limit, clock=clock, limits=limits)
+        relieve = partial(
+            _residuals_elsewhere,
+            mesh=mesh,
+            user_pins=user_pins,
+            limit=limit,
+            clock=clock,
+            limits=limits,
+            staging=staging,
+        )
         moved = _hosting(best, mesh, limit, clock, limits) if host else None
         found, remarks, again = list[Variant | None](), list[str](), None
         if host:
@@ -187,12 +198,15 @@ def plan_best_variant(
         if remat:
             first = next(iter(found), None)
             again = first if first and not first.uses_host else relieve(best, Means(remat, host=False))
-            again = again and again.polished(start)
-        if again is None or again.seconds >= CLEARLY * best.seconds:
+            if again is best:
+                best = again = best.polished(start)
+            else:
+                again = again and again.polished(start)
+        if again is not best and (again is None or again.seconds >= CLEARLY * best.seconds):
             best = best.polished(start)
         if remat:
             best, remarks = _with_or_without(best, again, clock)
-        notes = [*program.notes, *_constant_notes(best), *notes]
+        notes = [*best.program.notes, *_constant_notes(best), *notes]
         if host:
             finish = partial(_finish, overlap=overlap, start=start)
             planned = _moved_or_not(best, moved and moved.polished(start), clock, finish, notes, remarks)
@@ -219,6 +233,7 @@ def _residuals_elsewhere(
     limit: float,
     clock: Deadline,
     limits: SearchLimits,
+    staging: Staging | None,
 ) -> "Variant | None":
     """Return the fastest variant found that does not keep all residuals on the device; None if that cannot be of use.
 
@@ -227,10 +242,13 @@ def _residuals_elsewhere(
 
     Args:
       means: what may become of them.
+      staging: how the step was cut into stages, if it was.
     """
     found, program = best.outcome, best.program
-    if _is_staged(program) or (isinstance(found, SearchResult) and clock.expired()):
+    if isinstance(found, SearchResult) and clock.expired():
         return None
+    if _is_staged(program):
+        return _stages_otherwise(best, staging, mesh, user_pins, limit, clock, limits) if means.recompute else None
     if isinstance(found, SearchResult):
         free, kept = found.at_rows(found.fit.free.rows), (found.peak.bytes, found.seconds)
     else:
@@ -252,12 +270,7 @@ def _residuals_elsewhere(
         stated = user_pins.resolve(made.program, mesh)
         pins = replace(stated, hosted=best.pins.hosted, hosted_outputs=best.pins.hosted_outputs)
         known = Remat(choice, rewrite, made, costs, (free.peak.bytes, free.seconds), kept, divided)
-        outcome: SearchResult | MemoryLimitError
-        try:
-            found = solve(made.program, mesh, pins, limit, clock, limits)
-            outcome = found.filled() if found.fit.is_constrained and found.peak.bytes < _FULL * limit else found
-        except MemoryLimitError as error:
-            outcome = error
+        outcome = _filled_plan(made.program, mesh, pins, limit, clock, limits)
         return replace(best, program=made.program, pins=pins, outcome=outcome, remat=known)
 
     whole, excess = ResidualCosts.of(free, 0.0, means), free.peak.bytes - limit
@@ -277,6 +290,62 @@ def _residuals_elsewhere(
     if found_best and found_best.remat and best.seconds == found_best.seconds == inf and _says_more(free, limits):
         return planned(found_best.remat.costs, found_best.remat.choice, limits)
     return found_best
+
+
+def _filled_plan(
+    program: TracedProgram, mesh: Mesh, pins: Pins, limit: float, clock: Deadline, limits: SearchLimits
+) -> SearchResult | MemoryLimitError:
+    """Return the plan of a program within a limit, with more of it filled if much is left over."""
+    try:
+        found = solve(program, mesh, pins, limit, clock, limits)
+    except MemoryLimitError as error:
+        return error
+    return found.filled() if found.fit.is_constrained and found.peak.bytes < _FULL * limit else found
+
+
+def _stages_otherwise(
+    best: "Variant",
+    staging: Staging | None,
+    mesh: Mesh,
+    user_pins: UserPins,
+    limit: float,
+    clock: Deadline,
+    limits: SearchLimits,
+) -> "Variant | None":
+    """Return the fastest variant found whose stages keep something else for the backward; None if there is none."""
+    pipelined = best.program.pipeline
+    if staging is None or pipelined is None or pipelined.loads or pipelined.forward_only:
+        return None
+    quick, (whole, cut) = replace(briefly(limits), memory_branch_boxes_smallest=0), staging
+    tried: dict[Hashable, Variant] = {(pipelined.asked.recompute, NOTHING): best}
+
+    def prepared(program: TracedProgram, recompute: str) -> tuple[TracedProgram, Pins]:
+        padded = padded_variant(cut(program, recompute), best.sizes, mesh, user_pins, best.regions)
+        stated = user_pins.resolve(padded, mesh)
+        pins = replace(stated, hosted=best.pins.hosted, hosted_outputs=best.pins.hosted_outputs)
+        return keep_on_host(padded, pins.hosted, pins.hosted_outputs, pins.follows), pins
+
+    keeping, pins = prepared(whole, KEEPING)
+    free, stages = solve(keeping, mesh, pins, inf, clock, quick), keeping.pipeline
+    assert stages is not None
+
+    def attempt(given: StageChoice) -> Variant:
+        key = given.recompute, given.choice.rewrite
+        if key not in tried:
+            made, keeps = recomputing(whole, *given.choice.rewrite), tried.get((KEEPING, NOTHING))
+            program, pins = prepared(made.program, given.recompute)
+            known = Remat(
+                *(given.choice, given.choice.rewrite, made, given.costs, (free.peak.bytes, free.seconds)),
+                keeps.fact if keeps else None,
+                stages=given.recompute,
+                redone=given.redone,
+            )
+            outcome = _filled_plan(program, mesh, pins, limit, clock, quick)
+            tried[key] = replace(best, program=program, pins=pins, outcome=outcome, remat=known)
+        return tried[key]
+
+    one = plan_of_one_stage(whole, stages, mesh, user_pins, clock, quick)
+    return plan_stages(one, stages, free.peak.bytes - limit, limit, attempt, clock)
 
 
 def _hosting(best: "Variant", mesh: Mesh, limit: float, clock: Deadline, limits: SearchLimits) -> "Variant | None":
@@ -388,7 +457,9 @@ def _with_or_without(best: "Variant", again: "Variant | None", clock: Deadline) 
     if again is None:
         why = "there is nothing that can be"
         if _is_staged(best.program):
-            why = "recompute= of the pipeline says what its stages compute again"
+            cut = best.program.pipeline is not None and bool(best.program.pipeline.loads)
+            what = "parts that md.stage cuts are computed again from their inputs"
+            why = what if cut else "no layers of stages have a backward pass that reads what can be"
         elif isinstance(best.outcome, SearchResult) and not best.outcome.fit.is_constrained:
             why = "the fastest plan that keeps everything fits the memory, and no choice promises a faster one"
         elif isinstance(best.outcome, SearchResult) and clock.has_stopped:
@@ -398,12 +469,33 @@ def _with_or_without(best: "Variant", again: "Variant | None", clock: Deadline) 
     once = [f"{op.name} at {op.source} {why}" for op in kept_effects(best.program)]
     if again.seconds < best.seconds:
         return again, once
+    if again is best:
+        return _as_stated(best)
     if isinstance(best.outcome, MemoryLimitError):
-        text = f"that is with activations computed again ({_asked(best)}); a plan that keeps them all needs more"
+        text = f"that is with activations computed again ({_asked(best)}); {_stated(best)} needs more"
         error = MemoryLimitError("\n".join((str(again.outcome), text, *once)))
         error.least = again.outcome.least if isinstance(again.outcome, MemoryLimitError) else 0
         return replace(again, outcome=error), once
-    return best, [f"nothing is computed again ({_asked(best)}): {best}; with the best choice found, {again}"]
+    choice = f"{_stated(best)} is taken" if _is_staged(best.program) else "nothing is computed again"
+    return best, [f"{choice} ({_asked(best)}): {best}; with the best choice found, {again}"]
+
+
+def _as_stated(best: "Variant") -> "tuple[Variant, list[str]]":
+    """Return the plan of a pipeline whose stages keep what they were told to, with a note."""
+    if isinstance(best.outcome, MemoryLimitError):
+        text = f"that is {_stated(best)}; no other choice of what stages keep needs less ({_asked(best)})"
+        error = MemoryLimitError("\n".join((str(best.outcome), text)))
+        error.least = best.outcome.least
+        return replace(best, outcome=error), []
+    return best, [f"{_stated(best)} is taken ({_asked(best)}): no other choice of what stages keep was faster"]
+
+
+def _stated(variant: "Variant") -> str:
+    """Return in words what the step says without the planner's choice."""
+    pipelined = variant.program.pipeline
+    if pipelined and pipelined.axis:
+        return f"a plan with recompute={pipelined.asked.recompute!r}"
+    return "a plan that keeps them all"
 
 
 def _asked(variant: "Variant") -> str:
@@ -493,6 +585,11 @@ class Variant:
     def seconds(self) -> float:
         """Seconds of the plan; infinite if none fits the memory."""
         return self.outcome.seconds if isinstance(self.outcome, SearchResult) else float("inf")
+
+    @property
+    def fact(self) -> tuple[int, float] | None:
+        """Bytes and seconds of the plan; None if none fits the memory."""
+        return (self.outcome.peak.bytes, self.seconds) if isinstance(self.outcome, SearchResult) else None
 
     @property
     def spare(self) -> float:

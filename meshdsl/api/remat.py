@@ -378,6 +378,7 @@ def plan_residuals(
     limit: float,
     attempt: Callable[[RematChoice | MixedChoice], P],
     clock: Deadline,
+    divides: bool = True,
 ) -> P | None:
     """Returns the fastest plan found that does not keep all residuals on the device; None if it has to keep them.
 
@@ -389,6 +390,7 @@ def plan_residuals(
       limit: bytes per device.
       attempt: plans the program under a choice, within the limit.
       clock: after which only the last rung is planned, unless one fits.
+      divides: loops over layers may be divided.
     """
     ladder, tried = costs.ladder(), dict[int, P]()
     if not ladder:
@@ -423,7 +425,7 @@ def plan_residuals(
     if exceeding := [i for i, each in tried.items() if each.seconds == inf]:
         over = ladder[max(exceeding)].choice, tried[max(exceeding)]
         choice, plan = _emptied(costs, ladder[best], over, (choice, plan), limit, attempt, clock)
-    return _divided(costs, [rung.choice for rung in ladder], choice, plan, attempt, clock)
+    return _divided(costs, [rung.choice for rung in ladder], choice, plan, attempt, clock) if divides else plan
 
 
 def _filled(
@@ -589,6 +591,9 @@ class Remat:
       fastest: bytes and seconds of the best plan found that keeps everything, without a memory limit.
       kept: those of the best one within the limit, if there is any.
       divided: the program before, if loops of it are divided.
+      stages: ``Pipeline.recompute`` by the planner's choice; empty without stages. Programs and costs are then those
+        before the step is cut into stages.
+      redone: all that stages do not keep beside their inputs, if they keep nothing else.
     """
 
     choice: RematChoice | MixedChoice
@@ -598,16 +603,22 @@ class Remat:
     fastest: tuple[int, float]
     kept: tuple[int, float] | None
     divided: DividedProgram | None = None
+    stages: str = ""
+    redone: RecomputedValue | None = None
 
     def facts(self, program: TracedProgram, solution: Solution, classes: OpClasses) -> Recomputation:
         """Returns what is computed again, under a solution of the program in which it is."""
-        times = OpTimes(program, solution, Reasons(program, solution), classes)
-        again, producer = seconds_again(program, solution, times), graph_index(program.graph)
-        found = list[RecomputedValue]()
+        if self.stages:
+            again, producer = self.costs.twice, graph_index(self.costs.program.graph)
+        else:
+            times = OpTimes(program, solution, Reasons(program, solution), classes)
+            again, producer = seconds_again(program, solution, times), graph_index(program.graph)
+        found = [self.redone] if self.redone else list[RecomputedValue]()
         held = {v: size for v, size in self.costs.held.items() if v not in self.costs.fused}  # others take no memory
         origins, written = self._origins(), self.costs.as_written.kept
         for residual in self.made.residuals:
-            ops = {op.id for v in residual.copies if (op := producer.ops[producer.producer[producer.number_of(v.id)]])}
+            made = residual.originals if self.stages else [v.id for v in residual.copies]
+            ops = {op.id for v in made if (op := producer.ops[producer.producer[producer.number_of(v)]])}
             kept = [at for v in residual.originals if (at := origins(v)).value in written]
             named = max(kept, key=lambda at: held.get(at.value, 0), default=origins(residual.value))
             name = self.costs.reasons.name_and_line(named.value)
@@ -626,8 +637,8 @@ class Remat:
                 found.append(each)
         twice, spared, hosted = (tuple(sorted(ids)) for ids in self.rewrite)
         divided = () if isinstance(self.choice, RematChoice) else self.choice.trips
-        saved = sum(held.get(v, 0) for v in written) - self._kept(held)
-        return Recomputation(twice, tuple(found), saved, self.fastest, self.kept, spared, hosted, divided)
+        saved = sum(held.get(v, 0) for v in written) - self._kept(held) + (self.redone.bytes if self.redone else 0)
+        return Recomputation(twice, tuple(found), saved, self.fastest, self.kept, spared, hosted, divided, self.stages)
 
     def _origins(self) -> "Callable[[int], Origin]":
         """Returns what says of a value of the program before, with its loops divided, where it is from."""

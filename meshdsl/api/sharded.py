@@ -133,7 +133,8 @@ def parallelize(
         ``jax.checkpoint``. ``"auto"``: besides, residuals that the planner chooses, if the fastest plan that keeps them
         all exceeds the memory and a plan that computes some again is the fastest of those that fit
         (``plan.recomputation``, ``plan.waterfall``). ``"replace"``: likewise, but the step's own ``jax.checkpoint`` is
-        taken out first, with its policies, so that the planner alone chooses; a note in the plan names its lines.
+        taken out first, with its policies, so that the planner alone chooses; a note in the plan names its lines. In a
+        pipeline either also chooses what stages keep, in place of ``Pipeline.recompute``.
       host: what lives in the host's memory. ``"off"``, the default: arguments that ``layouts=`` puts there
         (``@host``). ``"auto"``: besides, arguments and residuals of loops over layers that the planner chooses, if the
         fastest plan without that exceeds the memory and one with it is the fastest of those that fit (``plan.host``,

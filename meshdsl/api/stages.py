@@ -32,6 +32,7 @@ from meshdsl.api.executable import Executable
 from meshdsl.api.options import Options, donated_leaves
 from meshdsl.api.overlap_option import OFF
 from meshdsl.api.plan_variants import PlannedProgram, briefly, plan_best_variant
+from meshdsl.api.stage_remat import Staging
 from meshdsl.custom_rules import check_rules
 from meshdsl.errors import ArgumentError, MemoryLimitError, PinError, TraceError
 from meshdsl.ir.graph import Leaf, TracedProgram
@@ -176,8 +177,19 @@ class CallStages:
     @stage
     def microbatched(self) -> TracedProgram:
         """The checked program in microbatches or as a pipeline, if asked."""
+        return self._in_stages(self.checked)
+
+    def _in_stages(self, program: TracedProgram, recompute: str = "") -> TracedProgram:
+        """Return a program of this call in microbatches or as a pipeline, if asked.
+
+        Args:
+          recompute: ``Pipeline.recompute``; by default the user's.
+        """
         o = self.options
-        return to_microbatches(self.checked, o.pipeline, o.mesh, self.user_pins) if o.pipeline else self.checked
+        if o.pipeline is None:
+            return program
+        pipeline = replace(o.pipeline, recompute=recompute) if recompute else o.pipeline
+        return to_microbatches(program, pipeline, o.mesh, self.user_pins)
 
     @stage
     def program(self) -> TracedProgram:
@@ -237,7 +249,15 @@ class CallStages:
         if o.host == "auto" and not o.mesh.topology.host_memory:
             raise ArgumentError(f"host='auto': {no_host_memory(o.mesh.topology)}")
         return plan_best_variant(
-            self.program, o.mesh, pins, memory, o.overlap, o.time_limit, limits, remat, o.host == "auto"
+            *(self.program, o.mesh, pins, memory, o.overlap, o.time_limit, limits, remat, o.host == "auto"),
+            staging=self.staging if remat else None,
+        )
+
+    @property
+    def staging(self) -> Staging:
+        """The program before it is cut into stages, and what cuts it."""
+        return Staging(
+            self.checked, lambda program, recompute: self.with_uneven_pins(self._in_stages(program, recompute))
         )
 
     def takes(self, given: GivenLayouts) -> bool:
@@ -285,15 +305,19 @@ class CallStages:
 
     def _padded_as(self, plan: Plan) -> TracedProgram:
         """Return the program with what ``plan`` pads, its regions, what it keeps on the host and computes again."""
-        padded = padded_variant(self.program, dict(plan.padded), self.options.mesh, self.user_pins, plan.regions)
+        known, program = plan.recomputation, self.program
+        if known and known.stages and self.options.pipeline:
+            possible = recomputable(self.checked).intersection(known.ops)
+            made = recomputing(self.checked, possible, known.spared)
+            program = self.staging.cut(made.program, known.stages)
+        padded = padded_variant(program, dict(plan.padded), self.options.mesh, self.user_pins, plan.regions)
         inputs, outputs = (
             {i for i, array in enumerate(arrays[: len(leaves)]) if array.layout.memory == "host"}
             for arrays, leaves in ((plan.inputs, padded.inputs), (plan.outputs, padded.outputs))
         )
         if inputs or outputs:
             padded = keep_on_host(padded, inputs, outputs, self.user_pins.resolve(padded, self.options.mesh).follows)
-        known = plan.recomputation
-        if known is None:
+        if known is None or known.stages:
             return padded
         if known.divided:
             padded = dividing(padded, dict(known.divided)).program

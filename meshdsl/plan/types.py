@@ -162,6 +162,8 @@ class Recomputation(NamedTuple):
       spared: ids of results of ``ops`` that are kept all the same.
       hosted: ids of values that are kept in the host's memory (``plan.host.residuals``).
       divided: loops over layers that are two, by the ids of their forward scans, with the iterations of the first.
+      stages: ``Pipeline.recompute`` by the planner's choice; empty if it is the user's. ``ops`` are then those of the
+        program before it is cut into stages.
     """
 
     ops: tuple[int, ...]
@@ -172,6 +174,7 @@ class Recomputation(NamedTuple):
     spared: tuple[int, ...] = ()
     hosted: tuple[int, ...] = ()
     divided: tuple[tuple[int, int], ...] = ()
+    stages: str = ""
 
     @property
     def rewrite(self) -> tuple[tuple[int, ...], ...]:

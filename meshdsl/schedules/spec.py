@@ -38,7 +38,8 @@ class Pipeline:
         split.
       recompute: what the backward pass recomputes. ``stage``: the layers of a stage from the stage's input, which is
         all that is stashed. ``none``: only what ``jax.checkpoint`` in the layers says; all else that the backward needs
-        is stashed, except for weights.
+        is stashed, except for weights. With ``remat="auto"`` of ``parallelize`` the planner chooses between both and
+        all that lies between them, whatever is said here.
 
     Raises:
       ArgumentError: listing all faults of the arguments.
