@@ -184,10 +184,19 @@ class ConfigurationSearch:
             stages, program = self._traced_for(config)
             mesh = stages.options.mesh
             pins = stages.user_pins.resolve(program, mesh)
-            seconds, memory = least_variant_seconds(program, mesh), least_memory(program, mesh, pins)
+            seconds, memory = self._least_seconds(config, program, mesh), least_memory(program, mesh, pins)
             return BoundedConfiguration(config, seconds, memory, stages, program)
         except MeshDSLError as error:
             return BoundedConfiguration(config, fault=first_fault(error))
+
+    def _least_seconds(self, config: Configuration, program: TracedProgram, mesh: Mesh) -> float:
+        """Return a lower bound on the seconds of a configuration's plans, whichever way its stages recompute."""
+        least, pipelined = least_variant_seconds(program, mesh), program.pipeline
+        if self.program.remat == "off" or pipelined is None or not pipelined.axis or pipelined.loads:
+            return least
+        others = (replace(pipelined.asked, recompute=how) for how in RECOMPUTE if how != pipelined.asked.recompute)
+        programs = (self._traced_for(replace(config, pipeline=other))[1] for other in others)
+        return min(least, *(least_variant_seconds(each, mesh) for each in programs))
 
     @property
     def axes(self) -> list[str]:

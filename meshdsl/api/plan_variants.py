@@ -455,15 +455,18 @@ def _is_staged(program: TracedProgram) -> bool:
 def _with_or_without(best: "Variant", again: "Variant | None", clock: Deadline) -> "tuple[Variant, list[str]]":
     """Return the faster of the plan that keeps everything and the one that does not, with notes on the choice."""
     if again is None:
-        why = "there is nothing that can be"
-        if _is_staged(best.program):
-            cut = best.program.pipeline is not None and bool(best.program.pipeline.loads)
-            what = "parts that md.stage cuts are computed again from their inputs"
-            why = what if cut else "no layers of stages have a backward pass that reads what can be"
+        why, pipelined = "there is nothing that can be", best.program.pipeline
+        stopped = isinstance(best.outcome, SearchResult) and clock.has_stopped
+        late = "the time limit was up before recomputation was tried"
+        if pipelined and pipelined.loads:
+            why = "parts that md.stage cuts are computed again from their inputs"
+        elif pipelined and pipelined.axis:
+            none = "no layers of stages have a backward pass that reads what can be"
+            why = late if stopped and not pipelined.forward_only else none
         elif isinstance(best.outcome, SearchResult) and not best.outcome.fit.is_constrained:
             why = "the fastest plan that keeps everything fits the memory, and no choice promises a faster one"
-        elif isinstance(best.outcome, SearchResult) and clock.has_stopped:
-            why = "the time limit was up before recomputation was tried"
+        elif stopped:
+            why = late
         return best, [f"nothing is computed again: {why} ({_asked(best)})"]
     why = "has effects and runs once: its results are kept"
     once = [f"{op.name} at {op.source} {why}" for op in kept_effects(best.program)]

@@ -139,3 +139,24 @@ def test_parts_that_are_cut_by_hand_are_computed_again_from_their_inputs():
     plan = md.parallelize(cut, md.Mesh(pipe=2), pipeline=md.Pipeline(2, axis="pipe"), remat="auto").plan(*args)
     assert plan.recomputation is None
     assert any("parts that md.stage cuts are computed again from their inputs" in note for note in plan.notes)
+
+
+def test_a_time_limit_that_is_up_is_why_nothing_was_tried():
+    plan = sharded(md.Pipeline(8), remat="auto", time_limit=1e-6).plan(*arguments())
+    assert plan.recomputation is None and plan.pipeline.asked.recompute == "stage"
+    assert any("the time limit was up before recomputation was tried (remat='auto')" in note for note in plan.notes)
+
+
+def test_a_search_bounds_stages_whichever_way_they_recompute():
+    def step(params, batch):
+        def loss(params):
+            x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch["x"], params)
+            return jnp.mean((x - batch["y"]) ** 2)
+
+        return params - 0.1 * jax.grad(loss)(params)
+
+    args = jnp.zeros((4, 256, 256)), {"x": jnp.zeros((8192, 256)), "y": jnp.zeros((8192, 256))}
+    program = md.Program(step, args, {"params": "pipe=S(0)"}, remat="auto")
+    (found,) = md.search(program, devices=2, axes=("pipe",), microbatches=(4,), effort="fast").candidates
+    assert found.plan.recomputation.stages == "none"
+    assert found.least <= found.plan.seconds
