@@ -6,7 +6,8 @@ INTRO = """# The planner, measured
 
 Written by `make bench-planner`. One model of every family in `models/` on meshes of one, two and three axes, topology
 `dgx-h100`, the batch split over `data`, everything else left open, memory unlimited. Planning seconds are processor
-seconds after tracing, in a process that has planned before; where two threads run, both count.
+seconds after tracing, in a process that has planned before; where two threads run, both count. Every collective is sent
+by itself here; gaps of plans that send small ones as one are in [effort](effort.md).
 
 ## How plans are proved
 

@@ -198,7 +198,8 @@ def _points(plans: dict[float, Plan], simulated: bool) -> Iterator[FrontierPoint
 def _rewritten(plan: Plan) -> tuple[object, ...]:
     """What a plan computes again, and what it keeps in the host's memory."""
     again, host = plan.recomputation, plan.host
-    return again and again.rewrite, tuple(array.path for array in host.arrays) if host else ()
+    remat = again and (again.rewrite, again.divided, again.stages)
+    return remat, tuple(array.path for array in host.arrays) if host else ()
 
 
 # ---- Picture ---------------------------------------------------------------------------------------------------------

@@ -335,8 +335,12 @@ def _stages_otherwise(
             made, keeps = recomputing(whole, *given.choice.rewrite), tried.get((KEEPING, NOTHING))
             program, pins = prepared(made.program, given.recompute)
             known = Remat(
-                *(given.choice, given.choice.rewrite, made, given.costs, (free.peak.bytes, free.seconds)),
-                keeps.fact if keeps else None,
+                choice=given.choice,
+                rewrite=given.choice.rewrite,
+                made=made,
+                costs=given.costs,
+                fastest=(free.peak.bytes, free.seconds),
+                kept=keeps.fact if keeps else None,
                 stages=given.recompute,
                 redone=given.redone,
             )

@@ -96,6 +96,13 @@ def test_the_numbers_are_those_of_one_device(schedule, chunks, tight):
     run.verify(*args)
 
 
+def test_ticks_in_which_no_microbatch_ends_send_nothing_for_its_end():
+    args = arguments()
+    run = sharded(md.Pipeline(8, "zb", 2), memory=125_000)
+    assert run.plan(*args).memory <= 125_000
+    run.verify(*args)
+
+
 def test_random_masks_and_losses_of_layers():
     params, batch = language()
     args = params, OPTIMIZER.init(params), jax.random.key(0), batch
