@@ -189,7 +189,8 @@ GALLERY_TEXT = """## The gallery
 
 Every strategy of [strategies](strategies.md). "Lowered" compares the program given to the compiler with the plan. They
 are tiny: on a TPU, values are padded to tiles of 8 x 128, and small ones live in its vector memory, which is not
-counted (128 MiB on a v5e; Austin et al., How to Scale Your Model, 2025)."""
+counted (128 MiB on a v5e; Austin et al., How to Scale Your Model, 2025). What is compiled for `dropless_experts` has
+a second round of exchanges and products, which runs only where routing needs it."""
 MODELS_TEXT = """## Memory of models
 
 Models of `models/`, planned over `data=4,model=2` for `tpu-v5e:2x4` without a limit on memory, parameters and
