@@ -26,9 +26,9 @@ def planned(monkeypatch):
     """The programs that were planned, one after the other."""
     programs, plan = [], stages.plan_best_variant
 
-    def counted(program, *rest):
+    def counted(program, *rest, **options):
         programs.append(program)
-        return plan(program, *rest)
+        return plan(program, *rest, **options)
 
     monkeypatch.setattr(stages, "plan_best_variant", counted)
     return programs
