@@ -334,14 +334,13 @@ class Core:
         return chosen
 
 
-def core_of(instance: Instance, with_unneeded: bool = False) -> Core:
+def core_of(instance: Instance, forbidden: float) -> Core:
     """Returns the core of an instance, without any presolve.
 
     Args:
       instance: the problem.
-      with_unneeded: keep costs so large that no optimum has them, unless only such choices are valid.
+      forbidden: the least cost that no choice may have, one of ``unneeded_costs``.
     """
-    forbidden = np.inf if with_unneeded else unneeded_cost(instance)
     cost_unit = _exact_unit((*instance.costs, *instance.tables), forbidden)
     usage_unit = _exact_unit(instance.usages, np.inf)
     network, scaled = Network(), _ScaledArrays(cost_unit, forbidden)
@@ -370,16 +369,18 @@ class _ScaledArrays:
         return found
 
 
-def unneeded_cost(instance: Instance) -> float:
-    """Returns the least cost that alone exceeds any total of smaller costs: no optimum has it if smaller ones do."""
-    arrays = _counted((*instance.costs, *instance.tables))
-    least = np.inf
+def unneeded_costs(instance: Instance) -> tuple[float, ...]:
+    """Returns costs that alone exceed any total of smaller ones, from the least to infinity.
+
+    No optimum has such a cost, or a larger one, if any choice without them is valid.
+    """
+    arrays, found = _counted((*instance.costs, *instance.tables)), [np.inf]
     while True:
-        top = max(int(a[a < least].max()) for a, _ in arrays)
+        top = max(int(a[a < found[-1]].max()) for a, _ in arrays)
         below = [(a[a < top], n) for a, n in arrays]
         if any(not a.size for a, _ in below) or sum([int(a.max()) * n for a, n in below]) >= top:
-            return least
-        least = top
+            return tuple(reversed(found))
+        found.append(top)
 
 
 def _exact_unit(arrays: Iterable[Ints], forbidden: float) -> int:

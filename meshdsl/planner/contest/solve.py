@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshdsl.errors import MemoryLimitError
-from meshdsl.planner.contest.instance import Core, Instance, Score, core_of
+from meshdsl.planner.contest.instance import Core, Instance, Score, core_of, unneeded_costs
 from meshdsl.planner.contest.lagrangian import FlatCore, Subgradient, certify
 from meshdsl.planner.contest.local_search import ForestMoves, Restarts
 from meshdsl.planner.contest.mip import RestrictedMIP, promising_states, restricted_core
@@ -67,10 +67,10 @@ class _Solver:
         self._presolve_seconds = 0.0  # of the longest presolve
 
     def run(self) -> Answer:
-        """Solves without the costs that no optimum has, and with them only if no choice is valid otherwise."""
-        for with_unneeded in (False, True):
+        """Solves without the costs that no optimum has, and with the next larger ones only if no choice is valid."""
+        for forbidden in unneeded_costs(self.instance):
             if self.best is None and self._seconds_left > 0:
-                self._solve(core_of(self.instance, with_unneeded))
+                self._solve(core_of(self.instance, forbidden))
         if self.best is None:
             raise MemoryLimitError(f"{self._failure}; the limit is {self.instance.limit}")
         return Answer(self.best.choice, self.best.score, min(self.bound, self.best.score.cost))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meshdsl.errors import ArgumentError, MemoryLimitError
 from meshdsl.plan import Instance, load_instance, solve
 from meshdsl.planner.contest.bucket_kernels import plan_elimination
-from meshdsl.planner.contest.instance import core_of, unneeded_cost
+from meshdsl.planner.contest.instance import core_of, unneeded_costs
 from meshdsl.planner.contest.lagrangian import FlatCore, Subgradient, certify
 from meshdsl.planner.contest.local_search import ForestMoves, Restarts, WideMoves
 from meshdsl.planner.contest.mip import RestrictedMIP, promising_states, restricted_core
@@ -88,14 +88,24 @@ ONLY_LARGE = Instance(  # the one choice that fits has a cost that is more than 
     limit=7,
 )
 
+TWO_KINDS_OF_LARGE = Instance(  # one that no choice has, and 10, which is more than all smaller ones and needed
+    costs=[np.array([0, 0]), np.array([2, 0])],
+    usages=[np.array([1, 5]), np.array([1, 0])],
+    intervals=[(3, 6), (0, 2)],
+    ends=[(0, 1), (1, 0)],
+    tables=[np.array([[3, 5], [4, 10]]), np.array([[NEVER, NEVER], [10, 2]])],
+    limit=5,
+)
+
 
 @given(instances())
 @example(ONLY_LARGE)
+@example(TWO_KINDS_OF_LARGE)
 @settings(max_examples=30, deadline=None)
 def test_contraction_keeps_the_best_choice(instance):
     best = best_of(instance)
     assume(best is not None)
-    core = core_of(instance, best >= unneeded_cost(instance))
+    core = core_of(instance, next(cost for cost in unneeded_costs(instance) if best < cost))
     Presolve(core).run()
     found = min(score.cost for score in scores(instance, core) if score.fits)
     assert found == best or best >= NEVER  # costs this large are rounded
@@ -104,6 +114,7 @@ def test_contraction_keeps_the_best_choice(instance):
 
 def test_a_cost_that_is_more_than_all_smaller_ones_is_paid_where_nothing_else_fits():
     assert solve(ONLY_LARGE, 5).score.cost == best_of(ONLY_LARGE) == 14
+    assert solve(TWO_KINDS_OF_LARGE, 5).score.cost == best_of(TWO_KINDS_OF_LARGE) == 12
 
 
 def scores(instance, core):
@@ -116,8 +127,8 @@ def scores(instance, core):
 @settings(max_examples=12, deadline=None)
 def test_bounds_and_search_stand_on_either_side_of_the_best_choice(instance, steps):
     best = best_of(instance)
-    assume(best is not None and best < unneeded_cost(instance))
-    core = core_of(instance)
+    assume(best is not None and best < unneeded_costs(instance)[0])
+    core = core_of(instance, unneeded_costs(instance)[0])
     assume(core.cost_unit == 1)  # else costs are rounded down
     Presolve(core)._make_consistent()
     flat = FlatCore(core, core.cost_above_all)
@@ -135,8 +146,8 @@ def test_bounds_and_search_stand_on_either_side_of_the_best_choice(instance, ste
 @settings(max_examples=15, deadline=None)
 def test_search_and_program_only_give_valid_choices_that_are_no_worse(instance):
     best = best_of(instance)
-    assume(best is not None and best < unneeded_cost(instance))
-    core = core_of(instance)
+    assume(best is not None and best < unneeded_costs(instance)[0])
+    core = core_of(instance, unneeded_costs(instance)[0])
     assume(core.cost_unit == 1)  # else costs are rounded down
     Presolve(core)._make_consistent()
     flat = FlatCore(core, core.cost_above_all)
@@ -160,7 +171,7 @@ def test_search_and_program_only_give_valid_choices_that_are_no_worse(instance):
 
 def flat_and_starts(instance):
     """The core of an instance, hardly contracted, and all states of it."""
-    core = core_of(instance)
+    core = core_of(instance, unneeded_costs(instance)[0])
     assume(core.cost_unit == 1)  # else costs are rounded down
     Presolve(core)._make_consistent()
     flat = FlatCore(core, core.cost_above_all)
@@ -172,7 +183,7 @@ def flat_and_starts(instance):
 @settings(max_examples=8, deadline=None)
 def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):
     best, rng = best_of(instance), np.random.default_rng(seed)
-    assume(best is not None and best < unneeded_cost(instance))
+    assume(best is not None and best < unneeded_costs(instance)[0])
     flat, starts = flat_and_starts(instance)
     candidates = rng.permutation(flat.size)[: rng.integers(1, flat.size + 1)]
     plan = plan_elimination(flat.flat, candidates, rng.random(candidates.size), limit)
@@ -198,7 +209,7 @@ def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):
 @pytest.mark.sweep
 def test_wide_steps_stay_within_the_limit_and_restarts_find_the_best(instance, seed):
     best = best_of(instance)
-    assume(best is not None and best < unneeded_cost(instance))
+    assume(best is not None and best < unneeded_costs(instance)[0])
     flat, starts = flat_and_starts(instance)
     wide = WideMoves(flat, np.random.default_rng(seed))
     for states in starts[:: max(1, len(starts) // 8)]:
@@ -221,7 +232,7 @@ def test_wide_steps_stay_within_the_limit_and_restarts_find_the_best(instance, s
 @settings(max_examples=25, deadline=None)
 def test_known_choices_are_combined_as_well_as_they_can_be(instance, seed):
     best = best_of(instance)
-    assume(best is not None and best < unneeded_cost(instance))
+    assume(best is not None and best < unneeded_costs(instance)[0])
     flat, starts = flat_and_starts(instance)
     fits = [s for s in starts if (flat.used(s) <= flat.limit).all() and flat.cost(s) < flat.top]
     known = [fits[i] for i in np.random.default_rng(seed).integers(len(fits), size=3)]
@@ -275,7 +286,7 @@ def test_a_file_is_read_and_solved(tmp_path):
 
 
 def test_search_finds_what_is_valid_from_what_is_not(tmp_path):
-    flat = FlatCore(core_of(load_instance(write(tmp_path / "tiny.json.gz", TINY))), 1e6)
+    flat = FlatCore(core_of(load_instance(write(tmp_path / "tiny.json.gz", TINY)), NEVER), 1e6)
     search = ForestMoves(flat, np.zeros(4, dtype=np.int64), np.zeros(flat.limit.size), seed=0)
     assert search.least == np.inf
     for _ in range(60):
