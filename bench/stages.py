@@ -2,7 +2,7 @@
 
 python -m bench.stages [MODEL ...] [--again]
 
-Models at the sizes of their papers in bfloat16, without ``jax.checkpoint``, on H100s, ``1f1b``. Writes the part
+Models at the sizes of their papers in bfloat16, without ``jax.checkpoint``, on H100s, ``1f1b``. Writes a section
 of docs/evidence/pipelines.md; results are cached in .cache/stages.
 """
 
@@ -55,16 +55,8 @@ def main() -> None:
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
     rows = [row for name in options.models for row in _rows(name, options.again)]
-    header = [
-        "model",
-        "mesh",
-        "limit",
-        *(f"{way}, s" for way in WAYS),
-        *(f"{way}, peak" for way in WAYS),
-        "gap",
-        "planning",
-    ]
-    write({"kept": f"{table(header, rows)}\n\n{versions()}"})
+    header = ["model", "mesh", "limit", *(f"`{way}`" for way in WAYS), *(f"`{way}`, peak" for way in WAYS)]
+    write({"kept": f"{table([*header, 'gap', 'planning'], rows)}\n\n{versions()}"})
 
 
 def _rows(name: str, again: bool) -> Iterator[list[str]]:
@@ -80,7 +72,7 @@ def _rows(name: str, again: bool) -> Iterator[list[str]]:
         plans = [facts[f"{way} {limit}"] for way in WAYS]
         seconds = [seconds_text(plan["seconds"]) if plan["memory"] else "does not fit" for plan in plans]
         memory = [bytes_text(plan["memory"]) if plan["memory"] else "" for plan in plans]
-        limited = "none" if limit == UNLIMITED else bytes_text(round(limit))
+        limited = "unlimited" if limit == UNLIMITED else bytes_text(round(limit))
         last = percent_text(plans[-1]["gap"]), f"{plans[-1]['planning']:.0f} s"
         yield [name, str(given.mesh), limited, *seconds, *memory, *last]
 

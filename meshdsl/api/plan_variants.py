@@ -312,7 +312,7 @@ def _stages_otherwise(
     clock: Deadline,
     limits: SearchLimits,
 ) -> "Variant | None":
-    """Return the fastest variant found whose stages keep something else for the backward; None if there is none."""
+    """Return the fastest variant found of a pipeline, whatever its stages keep; None if there is no choice."""
     pipelined = best.program.pipeline
     if staging is None or pipelined is None or pipelined.loads or pipelined.forward_only:
         return None
@@ -340,7 +340,7 @@ def _stages_otherwise(
                 made=made,
                 costs=given.costs,
                 fastest=(free.peak.bytes, free.seconds),
-                kept=keeps.fact if keeps else None,
+                kept=keeps.peak_and_seconds if keeps else None,
                 stages=given.recompute,
                 redone=given.redone,
             )
@@ -594,7 +594,7 @@ class Variant:
         return self.outcome.seconds if isinstance(self.outcome, SearchResult) else float("inf")
 
     @property
-    def fact(self) -> tuple[int, float] | None:
+    def peak_and_seconds(self) -> tuple[int, float] | None:
         """Bytes and seconds of the plan; None if none fits the memory."""
         return (self.outcome.peak.bytes, self.seconds) if isinstance(self.outcome, SearchResult) else None
 

@@ -2,12 +2,12 @@
 
 ``Pipeline.recompute`` knows two ways: stages keep their inputs alone (``"stage"``), or all that the backward pass reads
 (``"none"``). Between them lies every choice of ``meshdsl.api.remat``: operations of the layers are doubled before the
-step is cut into stages (``meshdsl.recomputation``), and its stages keep what is then left to be read. So one pass over
-the layers is divided into what runs twice and what is stashed, as by ``jax.checkpoint`` with a policy, but priced.
+step is cut into stages (``meshdsl.recomputation``), and its stages keep what the backward pass still reads, as if the
+user had written ``jax.checkpoint`` with a policy.
 
 Values of stages have other ids than those of the step before, and other sizes: a microbatch, once per slot of the
-stash. Costs are those of the whole batch on the devices of one stage, planned without the axis of the stages, times
-the part of it that a device keeps at a time.
+stash. So costs come from a plan of the whole batch without the axis of the stages, and are scaled to the part that a
+device keeps at a time.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,10 @@ from meshdsl.recomputation.levels import layer_loops, levels
 from meshdsl.recomputation.loop_parts import MixedChoice
 from meshdsl.recomputation.min_cut import RematChoice, Rewrite
 from meshdsl.schedules.pipelined import Pipelined
+from meshdsl.schedules.spec import RECOMPUTE
 from meshdsl.util.runtime import Deadline
 
-KEEPING, STAGE = "none", "stage"  # what ``Pipeline.recompute`` says
+STAGE, KEEPING = RECOMPUTE
 NOTHING: Rewrite = (frozenset(), frozenset(), frozenset())  # as the step is written
 
 
@@ -128,7 +129,7 @@ def _costs(found: SearchResult, pipelined: Pipelined, slots: int) -> ResidualCos
 
     Args:
       found: the plan of the whole batch on the devices of one stage.
-      slots: microbatches of which a device keeps them.
+      slots: microbatches whose residuals a device keeps at a time.
     """
     whole, layers = ResidualCosts.of(found, 0.0, Means(recompute=True, host=False)), sum(pipelined.layers)
     pairs = (loops for level in levels(whole.program.graph) for loops in layer_loops(level))

@@ -47,11 +47,11 @@ def sharded(pipeline, **options):
     return md.parallelize(step, MESH, LAYOUTS, pipeline=pipeline, **options)
 
 
-def plans(**options):
+def plans():
     """The plans with each ``recompute``, and that of the planner's choice."""
     args = arguments()
     stated = {how: sharded(md.Pipeline(8, recompute=how), memory=1e9).plan(*args) for how in ("stage", "none")}
-    return stated, lambda **more: sharded(md.Pipeline(8), remat="auto", **options, **more).plan(*args)
+    return stated, lambda **more: sharded(md.Pipeline(8), remat="auto", **more).plan(*args)
 
 
 def test_stages_keep_what_is_worth_it():
@@ -82,7 +82,7 @@ def test_less_memory_computes_more_again():
         assert plan.waterfall[-1][1:] == (plan.memory, plan.seconds)
 
 
-def test_what_fits_nothing_says_the_least_found():
+def test_a_limit_below_the_least_found_is_an_error_that_says_it():
     _, auto = plans()
     with pytest.raises(md.MemoryLimitError, match=r"the least found is(?s:.*)with activations computed again \(remat"):
         auto(memory=20_000)
