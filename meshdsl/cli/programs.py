@@ -72,8 +72,10 @@ def load_program(
 
 
 def python_file(name: str) -> Path:
-    """The file of this name; ArgumentError with the nearest name if there is none."""
+    """The Python file of this name; ArgumentError with the nearest name if there is none, or if it is a saved plan."""
     file = Path(name)
+    if file.suffix == ".json":
+        raise ArgumentError(f"{name!r} is no Python script; what was saved is shown by: meshdsl report {name}")
     if not file.is_file():
         files = [str(each) for each in file.parent.glob("*.py") if each.is_file()] if file.parent.is_dir() else []
         raise ArgumentError(f"there is no file {file}{nearest(str(file), files)}")

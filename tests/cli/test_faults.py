@@ -75,6 +75,10 @@ def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch, capsys):
         (("plan", "takes.py"), "program in takes.py needs mesh; it is called without arguments"),
         (("plan", "wong.py"), "there is no file wong.py; did you mean 'wrong.py'?"),
         (
+            ("inspect", "plan.json"),
+            "is no Python script; what was saved is shown by: meshdsl report plan.json",
+        ),
+        (
             ("train", "wrong.py", "--folder", "wrong.py/run"),
             "wrong.py/run cannot be the folder of a run: there is a file",
         ),
