@@ -288,10 +288,13 @@ def required_parameters(function: FunctionType) -> list[str]:
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest of the known names, else a list of all of them."""
     known = list(known)
-    close = get_close_matches(str(name), known, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(known)}" if known else ""
+    return likely(str(name), known) or (f"; known: {', '.join(known)}" if known else "")
+
+
+def likely(name: object, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest of the known names if one is close: where all stand already."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.5) if isinstance(name, str) else []
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def shortened(rows: Sequence[str], most: int = 8) -> list[str]:

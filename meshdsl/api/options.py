@@ -17,7 +17,17 @@ from typing import Any
 import jax
 
 from meshdsl.api.overlap_option import OFF, Overlap, parse_overlap
-from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, NotationError, called, faults, is_a, nearest
+from meshdsl.errors import (
+    ArgumentError,
+    LayoutError,
+    MeshDSLError,
+    NotationError,
+    called,
+    faults,
+    is_a,
+    likely,
+    nearest,
+)
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
@@ -371,8 +381,7 @@ def parse_effort(effort: object, rows: list[str]) -> str:
     """Return how much planning is worth; append a fault if it is none of ``EFFORTS``."""
     if isinstance(effort, str) and effort in EFFORTS:
         return effort
-    near = nearest(effort, EFFORTS) if isinstance(effort, str) else ""
-    rows.append(f"effort: {effort!r} is none of {', '.join(map(repr, EFFORTS))}{near}")
+    rows.append(f"effort: {effort!r} is none of {', '.join(map(repr, EFFORTS))}{likely(effort, EFFORTS)}")
     return "default"
 
 
@@ -403,8 +412,7 @@ def _parse_axis_names(given: object, mesh: Mesh, rows: list[str]) -> dict[str, t
 def parse_constraints(given: object, rows: list[str]) -> str:
     """Return what becomes of shardings that jax's functions state; append a fault if it is none of ``CONSTRAINTS``."""
     if not isinstance(given, str) or given not in CONSTRAINTS:
-        near = nearest(given, CONSTRAINTS) if isinstance(given, str) else ""
-        rows.append(f"constraints: {is_a(given)}, neither 'keep' nor 'ignore'{near}")
+        rows.append(f"constraints: {is_a(given)}, neither 'keep' nor 'ignore'{likely(given, CONSTRAINTS)}")
         return CONSTRAINTS[0]
     return given
 
@@ -413,8 +421,7 @@ def parse_choice(name: str, given: object, choices: Sequence[str], rows: list[st
     """Return what is given for an option if it is one of its words; else append a fault, and return the first."""
     if isinstance(given, str) and given in choices:
         return given
-    near = nearest(given, choices) if isinstance(given, str) else ""
-    rows.append(f"{name}: {given!r} is not {' or '.join(map(repr, choices))}{near}")
+    rows.append(f"{name}: {given!r} is not {' or '.join(map(repr, choices))}{likely(given, choices)}")
     return choices[0]
 
 

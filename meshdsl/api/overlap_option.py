@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
-from meshdsl.errors import ArgumentError, faults, is_a
+from meshdsl.errors import ArgumentError, faults, is_a, likely
 
 MODES = ("off", "prefetch", "full")
 _WORDS = ", ".join(map(repr, MODES))
@@ -65,7 +64,7 @@ class Overlap:
         """Check the arguments; loops are a tuple of globs afterwards, and rings one of pairs."""
         rows = []
         if self.mode not in MODES:
-            rows.append(f"mode: {self.mode!r} is none of {_WORDS}{_nearest_word(self.mode)}")
+            rows.append(f"mode: {self.mode!r} is none of {_WORDS}{likely(self.mode, MODES)}")
         loops, rings = _listed(self.loops), _verdicts(self.rings)
         for name, globs in (("loops", loops or ()), ("rings", [glob for glob, _ in rings])):
             wrong = (glob for glob in globs if not isinstance(glob, str))
@@ -115,10 +114,5 @@ def parse_overlap(overlap: object, rows: list[str]) -> Overlap:
         return Overlap("full") if overlap else OFF
     if isinstance(overlap, str) and overlap in MODES:
         return Overlap(overlap)
-    rows.append(f"overlap: {overlap!r} is none of {_WORDS}, True, False and md.Overlap(...){_nearest_word(overlap)}")
+    rows.append(f"overlap: {overlap!r} is none of {_WORDS}, True, False and md.Overlap(...){likely(overlap, MODES)}")
     return OFF
-
-
-def _nearest_word(mode: object) -> str:
-    close = get_close_matches(mode, MODES, n=1) if isinstance(mode, str) else []
-    return f"; did you mean {close[0]!r}?" if close else ""

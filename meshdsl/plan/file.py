@@ -32,7 +32,17 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import msgspec
 
-from meshdsl.errors import MeshDSLError, NotationError, PlanFileError, faults, first_line, is_a, nearest, shortened
+from meshdsl.errors import (
+    MeshDSLError,
+    NotationError,
+    PlanFileError,
+    faults,
+    first_line,
+    is_a,
+    likely,
+    nearest,
+    shortened,
+)
 from meshdsl.ir.solution import Bucket, Prefetch, Ring, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.exchange import Exchange
@@ -577,7 +587,7 @@ def _host_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
 
 def _effort_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
     if f.effort not in EFFORTS:
-        yield f"effort: {f.effort!r} is none of {', '.join(map(repr, EFFORTS))}{nearest(f.effort, EFFORTS)}"
+        yield f"effort: {f.effort!r} is none of {', '.join(map(repr, EFFORTS))}{likely(f.effort, EFFORTS)}"
 
 
 def _low_bits_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:

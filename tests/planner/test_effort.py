@@ -98,12 +98,12 @@ def test_a_bound_rises_no_further_than_it_is_of_use():
     assert bound.at_least() == 3.0 and asked[2:] == [(2.0, inf)] and bound.at_least() == 3.0
 
 
-@pytest.mark.parametrize(("wrong", "said"), [("fats", "; did you mean 'fast'?"), (3, ""), (None, "")])
+@pytest.mark.parametrize(("wrong", "said"), [("fats", "; did you mean 'fast'?"), ("much", ""), (3, ""), (None, "")])
 def test_another_word_is_refused(wrong, said):
     message = f"effort: {wrong!r} is none of 'fast', 'default', 'prove'{said}"
     with pytest.raises(ArgumentError) as error:
         md.parallelize(jnp.sin, "data=2", effort=wrong)
-    assert message in str(error.value).splitlines()[-1]
+    assert str(error.value).splitlines()[-1].endswith(message)
     with pytest.raises(ArgumentError) as error:
         md.search(jnp.sin, jnp.ones(4), devices=2, topology="cpu", effort=wrong)
     assert message in str(error.value)
