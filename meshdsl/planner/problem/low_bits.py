@@ -5,11 +5,13 @@ update smaller than the rounding error would be lost. So in full are
 
     results    of the step, of a loop's carry and of a cond's branches, and what is only cast or reshaped to them
     state      everything on the way from an input to a result that may replace it or another of its type, and
-               likewise of a carry, where that is elementwise or moves all of the data, through loops as well
+               likewise of a carry, where that is elementwise or moves all of the data, through loops as well; not what
+               is added to an input on the way to the result that replaces it, whose error is one of the change alone
     compared   what is tested for equality, with what it is the maximum or minimum of: the gradient of a maximum looks
                for it among the elements, and would find none
 
-    w (may be rounded) -> gathered for the forward pass -> ... -> gradient (may be rounded) -> w - lr * gradient (full)
+    w (may be rounded) -> gathered for the forward pass -> ... -> gradient (may be rounded)
+    momentum (full), gradient -> new momentum (full) -> update (may be rounded) -> w + update (full)
 
 The master copy of a weight is therefore exact, while the copies that the step computes with may be rounded, as in
 ZeRO++ (Wang et al. 2023). An update that reads such a copy of the weight would still round it: ``exact_trees`` sends
@@ -38,7 +40,9 @@ _PASSING = (
 )
 _VIEWS = frozenset("reshape transpose squeeze broadcast_in_dim constrain to_host to_device".split())
 _EXTREMES = frozenset("reduce_max reduce_min max min".split())
+_RECAST = _VIEWS | {"convert_element_type", "copy"}
 _Pairs = Sequence[tuple[set[int], set[int]]]  # inputs, and results any of which may replace any of these
+_Known = Mapping[int, int | None]  # by result, the input that it is known to replace
 _Use = tuple[Op, int, int]  # an operation, and the positions of an operand and of a result
 Trees = dict[int, tuple[ReshardStep, ...]]
 
@@ -51,10 +55,10 @@ def low_bit_formats(program: TracedProgram, pins: Pins) -> dict[int, tuple[str, 
     whole: set[int] = set()
     found: dict[int, tuple[str, ...]] = {}
     graphs = list(_replacements(program, pins))
-    for graph, results, pairs in graphs:
+    for graph, results, known in graphs:
         whole |= _behind(results, graph.ops)
         whole |= _behind([x for op in graph.ops if op.name in ("eq", "ne") for x in op.inputs], graph.ops, _EXTREMES)
-        for sources, uses in _states(graph, pairs):
+        for sources, uses in _states(graph, known):
             whole |= {op.outputs[j].id for op, _, j in uses}
             whole |= sources & {op.inputs[i].id for op, i, _ in uses if op.bodies}
     for graph, _, _ in graphs:
@@ -69,8 +73,8 @@ def low_bit_formats(program: TracedProgram, pins: Pins) -> dict[int, tuple[str, 
 def exact_trees(program: TracedProgram, pins: Pins, solution: Solution) -> Solution:
     """Returns the solution with the copies from which state is computed sent in full, at their price."""
     trees, seconds = dict(solution.trees), solution.seconds
-    for graph, _, pairs in _replacements(program, pins):
-        for _, uses in _states(graph, pairs):
+    for graph, _, known in _replacements(program, pins):
+        for _, uses in _states(graph, known):
             for op, i, _ in uses:
                 x = op.inputs[i]
                 if isinstance(x, Value) and x.id in trees:
@@ -92,12 +96,12 @@ def _send_in_full(trees: Trees, value: Value, solution: Solution, use: tuple[int
 # ---- State -----------------------------------------------------------------------------------------------------------
 
 
-def _replacements(program: TracedProgram, pins: Pins) -> Iterator[tuple[Graph, list[Atom], _Pairs]]:
-    """Yields every graph, with the results that are sent in full, and with the inputs that results replace.
+def _replacements(program: TracedProgram, pins: Pins) -> Iterator[tuple[Graph, list[Atom], _Known]]:
+    """Yields every graph, with the results that are sent in full, and the inputs that these are known to replace.
 
-    What a scan stacks may be sent in few bits. A result may replace any input of its type, as where steps swap two.
+    What a scan stacks may be sent in few bits.
     """
-    yield program.graph, list(program.graph.returned), _pairs(program.graph, dict(enumerate(pins.follows)))
+    yield program.graph, list(program.graph.returned), dict(enumerate(pins.follows))
     for _, op in walk(program.graph):
         for which, body in enumerate(op.bodies):
             results, known = [], dict[int, int | None]()
@@ -106,11 +110,14 @@ def _replacements(program: TracedProgram, pins: Pins) -> Iterator[tuple[Graph, l
                     if inside == which and port.role is not PortRole.STACK:
                         results.append(body.returned[j])
                         known[j] = next((i for other, i in port.inputs if other == which), None)
-            yield body, results, _pairs(body, known)
+            yield body, results, known
 
 
-def _pairs(graph: Graph, known: Mapping[int, int | None]) -> _Pairs:
-    """Returns inputs and results of one type, and every result with the input that it is known to replace."""
+def _pairs(graph: Graph, known: _Known) -> _Pairs:
+    """Returns inputs and results of one type, and every result with the input that it is known to replace.
+
+    A result may replace any input of its type, as where steps swap two.
+    """
     alike = defaultdict[object, tuple[set[int], set[int]]](lambda: (set(), set()))
     for which, ends in enumerate((graph.inputs, graph.returned)):
         for i, x in enumerate(ends):
@@ -184,13 +191,16 @@ def _readers(graph: Graph) -> dict[int, list[int]]:
     return readers
 
 
-def _states(graph: Graph, pairs: _Pairs) -> Iterator[tuple[set[int], list[_Use]]]:
+def _states(graph: Graph, known: _Known) -> Iterator[tuple[set[int], list[_Use]]]:
     """Yields the ids of inputs that results replace, and where the results are made of them."""
-    makers, readers = defaultdict[int, list[_Use]](list), _readers(graph)
+    changes = _changes(graph, known)
+    makers, readers = defaultdict[int, list[_Use]](list), defaultdict[int, list[int]](list)
     for op in graph.ops:
         for i, j in _passes(op):
-            makers[op.outputs[j].id].append((op, i, j))
-    for inputs, results in pairs:
+            if (op.id, i) not in changes:
+                makers[op.outputs[j].id].append((op, i, j))
+                readers[op.inputs[i].id].append(op.outputs[j].id)
+    for inputs, results in _pairs(graph, known):
         sources = {graph.inputs[i].id for i in inputs}
         ahead = _reached(sources, readers.__getitem__)
         ends = {graph.returned[j].id for j in results}
@@ -198,6 +208,40 @@ def _states(graph: Graph, pairs: _Pairs) -> Iterator[tuple[set[int], list[_Use]]
         uses = [use for v in sorted(ahead & back) for use in makers[v] if use[0].inputs[use[1]].id in ahead]
         if uses:
             yield sources, uses
+
+
+def _changes(graph: Graph, known: _Known) -> set[tuple[int, int]]:
+    """Returns the operands, by operation and position, that are added to an input on the way to what replaces it.
+
+    That is only known of a result whose input is known, and if inputs of its type that the operand is made of are
+    replaced by other results: of ``grads + 0.9 * momentum``, matched with ``grads``, the momentum is the state.
+    """
+    replacing = {i: j for j, i in known.items() if i is not None}
+    position = {x.id: i for i, x in enumerate(graph.inputs)}
+    inputs_of = {x.id: {i} for i, x in enumerate(graph.inputs)}  # by value, the inputs from which state may pass to it
+    recast = dict(position)  # by value, the input of which it is a view or a cast
+    found = set[tuple[int, int]]()
+    candidates = list[tuple[Op, int, int]]()
+    for op in graph.ops:
+        for i, j in _passes(op):
+            before = inputs_of.get(op.inputs[i].id)
+            if before:
+                inputs_of[op.outputs[j].id] = inputs_of.get(op.outputs[j].id, set()) | before
+        if op.name in _RECAST and op.inputs[0].id in recast:
+            recast[op.outputs[0].id] = recast[op.inputs[0].id]
+        if op.name in ("add", "add_any", "sub"):
+            for state, change in ((0, 1), (1, 0))[: 1 if op.name == "sub" else 2]:
+                source = recast.get(op.inputs[state].id)
+                if source in replacing:
+                    candidates.append((op, change, source))
+    readers = _readers(graph)
+    for op, change, source in candidates:
+        result = graph.returned[replacing[source]]
+        made_of = inputs_of.get(op.inputs[change].id, set())
+        alike = {i for i in made_of if (graph.inputs[i].shape, graph.inputs[i].dtype) == (result.shape, result.dtype)}
+        if alike <= replacing.keys() and result.id in _reached([op.outputs[0].id], readers.__getitem__):
+            found.add((op.id, change))
+    return found
 
 
 def _reached(starts: Iterable[int], neighbours: Callable[[int], Iterable[int]]) -> set[int]:
