@@ -82,7 +82,9 @@ class LowBits:
         if not isinstance(self.formats, str | Iterable):
             raise ArgumentError(f"low_bits: formats {is_a(self.formats)}, not names such as 'int8'")
         names = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
-        for name in names or ("",):
+        if not names:
+            raise ArgumentError(f"low_bits: formats is empty; known: {', '.join(FORMATS)}")
+        for name in names:
             if name not in FORMATS:
                 raise ArgumentError(f"low_bits: no format {name!r}{nearest(name, FORMATS)}")
         object.__setattr__(self, "formats", names)

@@ -243,9 +243,9 @@ def _rounded_collectives(program: TracedProgram, collectives: Sequence[Collectiv
     if program.low_bits:
         formats = dict.fromkeys(c.format for c in collectives if c.format)
         losses = ", ".join(f"{name}, which loses {FORMATS[name].error:.2%} of normal numbers" for name in formats)
-        count = f"{sum(bool(c.format) for c in collectives)} of {len(collectives)} collectives"
-        sent = f"{count} send {losses}" if formats else "all is sent in full: nothing that may be rounded is cheaper so"
-        yield f"low_bits={program.low_bits}: {sent}"
+        used = f" is used by {sum(bool(c.format) for c in collectives)} of {len(collectives)} collectives: {losses}"
+        unused = ": all is sent in full: nothing that may be rounded is cheaper so"
+        yield f"low_bits={program.low_bits}{used if formats else unused}"
 
 
 def _counted(notes: Iterable[str]) -> list[str]:

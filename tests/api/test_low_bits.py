@@ -207,7 +207,7 @@ def test_a_saved_plan_rounds_as_it_says(tmp_path):
     again = md.parallelize(step, MESHES[0], layouts, plan=loaded)
     assert again.verify(*args).equal and "budget 1.00%" in str(again.check(*args))
     text = str(plan)
-    assert "all-gather int8" in text and "collectives send int8, which loses 0.65% of normal numbers" in text
+    assert "all-gather int8" in text and "collectives: int8, which loses 0.65% of normal numbers" in text
     other = md.parallelize(step, MESHES[0], layouts).plan(*args)
     assert ("low_bits", "0.01", "none") in plan.diff(other).made_for
     with pytest.raises(

@@ -76,3 +76,8 @@ def test_other_budgets_are_refused_before_anything_is_traced(given, text):
     with pytest.raises(ArgumentError) as found:
         md.parallelize(lambda x: x, "data=8", low_bits=given)
     assert text in str(found.value)
+
+
+def test_no_formats_are_refused():
+    with pytest.raises(ArgumentError, match="low_bits: formats is empty; known: bfloat16, int8, float8_e4m3fn"):
+        md.LowBits(0.01, formats=())
