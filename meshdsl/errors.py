@@ -292,7 +292,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def likely(name: object, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the closest of the known names if one is close: where all stand already."""
+    """Return ``"; did you mean 'x'?"`` if one of the known names is close, else nothing: for errors that list them."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.5) if isinstance(name, str) else []
     return f"; did you mean {close[0]!r}?" if close else ""
 

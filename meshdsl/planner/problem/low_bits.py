@@ -5,8 +5,9 @@ update smaller than the rounding error would be lost. So in full are
 
     results    of the step, of a loop's carry and of a cond's branches, and what is only cast or reshaped to them
     state      everything on the way from an input to a result that may replace it or another of its type, and
-               likewise of a carry, where that is elementwise or moves all of the data, through loops as well; not what
-               is added to an input on the way to the result that replaces it, whose error is one of the change alone
+               likewise of a carry, where that is elementwise or moves all of the data, through loops as well.
+               What is added to an input on the way to the result that replaces it is no state: its rounding error is a
+               part of the change, not of the input
     compared   what is tested for equality, with what it is the maximum or minimum of: the gradient of a maximum looks
                for it among the elements, and would find none
 
@@ -213,32 +214,27 @@ def _states(graph: Graph, known: _Known) -> Iterator[tuple[set[int], list[_Use]]
 def _changes(graph: Graph, known: _Known) -> set[tuple[int, int]]:
     """Returns the operands, by operation and position, that are added to an input on the way to what replaces it.
 
-    That is only known of a result whose input is known, and if inputs of its type that the operand is made of are
-    replaced by other results: of ``grads + 0.9 * momentum``, matched with ``grads``, the momentum is the state.
+    All inputs of its type that such an operand is made of must be known to be replaced, since the match may be wrong:
+    where ``grads + 0.9 * momentum`` is matched with ``grads``, nothing replaces ``momentum``, which is the state.
     """
     replacing = {i: j for j, i in known.items() if i is not None}
-    position = {x.id: i for i, x in enumerate(graph.inputs)}
-    inputs_of = {x.id: {i} for i, x in enumerate(graph.inputs)}  # by value, the inputs from which state may pass to it
-    recast = dict(position)  # by value, the input of which it is a view or a cast
-    found = set[tuple[int, int]]()
+    recast = {x.id: i for i, x in enumerate(graph.inputs)}  # by value, the input of which it is a view or a cast
+    made_of = defaultdict[int, set[int]](set, {x.id: {i} for i, x in enumerate(graph.inputs)})  # by value, inputs
     candidates = list[tuple[Op, int, int]]()
     for op in graph.ops:
         for i, j in _passes(op):
-            before = inputs_of.get(op.inputs[i].id)
-            if before:
-                inputs_of[op.outputs[j].id] = inputs_of.get(op.outputs[j].id, set()) | before
+            made_of[op.outputs[j].id] |= made_of[op.inputs[i].id]
         if op.name in _RECAST and op.inputs[0].id in recast:
             recast[op.outputs[0].id] = recast[op.inputs[0].id]
-        if op.name in ("add", "add_any", "sub"):
-            for state, change in ((0, 1), (1, 0))[: 1 if op.name == "sub" else 2]:
-                source = recast.get(op.inputs[state].id)
-                if source in replacing:
-                    candidates.append((op, change, source))
-    readers = _readers(graph)
+        for kept in {"add": (0, 1), "add_any": (0, 1), "sub": (0,)}.get(op.name, ()):
+            source = recast.get(op.inputs[kept].id)
+            if source in replacing:
+                candidates.append((op, 1 - kept, source))
+    readers, found = _readers(graph), set[tuple[int, int]]()
     for op, change, source in candidates:
         result = graph.returned[replacing[source]]
-        made_of = inputs_of.get(op.inputs[change].id, set())
-        alike = {i for i in made_of if (graph.inputs[i].shape, graph.inputs[i].dtype) == (result.shape, result.dtype)}
+        inputs = made_of[op.inputs[change].id]
+        alike = {i for i in inputs if (graph.inputs[i].shape, graph.inputs[i].dtype) == (result.shape, result.dtype)}
         if alike <= replacing.keys() and result.id in _reached([op.outputs[0].id], readers.__getitem__):
             found.add((op.id, change))
     return found
