@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -26,9 +25,9 @@ from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.costs.op_cost import local_share
-from meshdsl.planner.costs.reshard_cost import ReshardCosts
+from meshdsl.planner.costs.reshard_cost import ReshardCosts, Surcharge
 from meshdsl.planner.costs.steiner import Edges, steiner_tree, tree_steps
-from meshdsl.planner.problem.model import Assignment, Model, Prices
+from meshdsl.planner.problem.model import Assignment, Model, Prices, Shares
 from meshdsl.planner.problem.ports import End, ReshardGroup
 from meshdsl.planner.problem.variables import map_classes
 from meshdsl.util.arrays import Costs, Ids, group_by, index_array, intern_ids, object_id, row_ids
@@ -214,7 +213,7 @@ class Evaluator:
         ports, weights, total = self.model.ports, self.model.port_weights, float(self._unary_costs(rows).sum())
         edges: dict[int, Edges] = {}
         layouts = ports.layouts(rows)
-        total += float(self._unshared_latencies(layouts).sum())
+        total += self.surcharge(layouts)
         for group in ports.resharded(layouts):
             cost, tree = self._tree(group)
             if tree:
@@ -267,31 +266,13 @@ class Evaluator:
         for costs, pairs in needed.items():
             self._compute_paths(costs, pairs - self._path_costs[costs].keys())
         reshards = (sum(map(self._path_costs[costs].__getitem__, edges)) * weight for costs, edges, weight in groups)
-        latencies = self._unshared_latencies(self.model.ports.layouts(plan.rows)).sum()
-        total = float(self._unary_costs(plan.rows).sum()) + float(latencies) + sum(reshards)
+        surcharge = self.surcharge(self.model.ports.layouts(plan.rows))
+        total = float(self._unary_costs(plan.rows).sum()) + surcharge + sum(reshards)
         return CostedPlan(plan.rows, total, plan.edges)
 
-    def _unshared_latencies(self, layouts: Ids) -> Costs:
-        """Returns what the reshards to each of the model's ``unshared`` ends add.
-
-        Args:
-          layouts: of the ports in a plan.
-        """
-        ports, producers, shares = self._unshared_ports
-        found, spaces = np.zeros(ports.size), self.model.spaces[ports]
-        for same in group_by(spaces) if ports.size else ():
-            domain = self.model.domains[self.model.reshard_costs.distinct[spaces[same[0]]]]
-            own, used = (domain.place_of[layouts[each[same]]] for each in (producers, ports))
-            found[same] = domain.unshared_latencies[own, used]
-        return found * shares
-
-    @cached_property
-    def _unshared_ports(self) -> tuple[Ids, Ids, Costs]:
-        """The ports of the model's ``unshared`` ends, those that define their values, and how often each pays."""
-        unshared, wiring = self.model.unshared, self.model.wiring
-        ports = index_array(map(wiring.port, unshared))
-        producers = wiring.port_producer[ports]
-        return ports, producers, self.model.port_weights[producers] * np.array(list(unshared.values()))
+    def surcharge(self, layouts: Ids) -> float:
+        """Returns what reshards cost beyond their prices (``Model.surcharges``), given the layouts of all ports."""
+        return sum(surcharge_of(self.model, what, ends, layouts) for what, ends in self.model.surcharges)
 
     def _unary_costs(self, rows: Assignment) -> Costs:
         """Returns the cost of each node, nodes with equal costs next to each other."""
@@ -331,6 +312,30 @@ class Evaluator:
             )
             self._trees[key] = cost, tuple((int(domain.layouts[a]), int(domain.layouts[b])) for a, b in edges)
         return self._trees[key]
+
+
+def surcharge_of(model: Model, what: Surcharge, ends: Shares, layouts: Ids) -> float:
+    """Returns what the reshards to some consumers cost beyond their prices.
+
+    Args:
+      ends: of these, with the part of it that each pays.
+      layouts: of all ports in a plan.
+    """
+    ports = index_array(map(model.wiring.port, ends))
+    producers, spaces = model.wiring.port_producer[ports], model.spaces[ports]
+    found = np.zeros(ports.size)
+    for same in group_by(spaces) if ports.size else ():
+        domain = model.domains[model.reshard_costs.distinct[spaces[same[0]]]]
+        own, used = (domain.place_of[layouts[each[same]]] for each in (producers, ports))
+        found[same] = domain.beyond(what)[own, used]
+    return float(found @ (model.port_weights[producers] * np.array(list(ends.values()))))
+
+
+def exact_surcharge(model: Model, rows: Assignment) -> float:
+    """Returns what it costs that a plan sends values in full to some consumers (``Model.exact``)."""
+    if not model.exact:
+        return 0.0
+    return surcharge_of(view_of_plan(model, rows), "exact", model.exact, model.ports.layouts(rows))
 
 
 def view_of_plan(model: Model, rows: Assignment) -> Model:

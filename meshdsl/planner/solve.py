@@ -30,9 +30,9 @@ from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.memory.dual import PendingBound, dual_bound, start_bound
 from meshdsl.planner.memory.fit import FitResult, MemoryFitter, Pricing, joint_networks
-from meshdsl.planner.objective import CostedPlan, Evaluator, layouts_of, rows_by_op, trees_of
+from meshdsl.planner.objective import CostedPlan, Evaluator, exact_surcharge, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.problem.build import make_problem, repin, split_stacks
-from meshdsl.planner.problem.low_bits import exact_trees
+from meshdsl.planner.problem.low_bits import sent_in_full
 from meshdsl.planner.problem.model import Assignment, Model, is_refinement
 from meshdsl.planner.search.postpone import postponed_reductions
 from meshdsl.planner.search.search import (
@@ -482,9 +482,9 @@ def _with_peak(solution: Solution, peak: Peak) -> Solution:
 def _moves(model: Model, pins: Pins, plan: CostedPlan) -> Solution:
     """Returns what a plan moves, and its seconds: a solution without rows, notes and memory."""
     own, uses = layouts_of(model, plan.rows)
-    trees, seconds = trees_of(model, plan), model.scale.seconds(plan.cost)
-    found = Solution(model.mesh, {}, own, uses, trees, seconds, lower_bound=0.0, peak=0, peak_op=-1)
-    return exact_trees(model.problem.program, pins, found) if model.problem.formats else found
+    seconds = model.scale.seconds(plan.cost - exact_surcharge(model, plan.rows))
+    found = Solution(model.mesh, {}, own, uses, trees_of(model, plan), seconds, lower_bound=0.0, peak=0, peak_op=-1)
+    return sent_in_full(found, model.problem.exact)
 
 
 def _with_rows(model: Model, pins: Pins, plan: CostedPlan, moves: Solution) -> Solution:

@@ -11,6 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import ArgumentError, CheckError, PlanFileError
 from meshdsl.layouts import Link
+from meshdsl.planner.objective import exact_surcharge
 from tests.sweeps import swept
 
 SLOW = dataclasses.replace(md.topology("dgx-h100"), name="slow", overhead=0.0, links=(Link(1e-9, 1e6),))
@@ -160,6 +161,48 @@ def test_updates_of_whole_weights_are_rounded_and_weights_are_not(name):
         moved, change = np.asarray(made[key]) - w, np.asarray(expected[key]) - w
         lost = 0.02 if name == "momentum" else 0.15  # the first step of Adam takes the signs of the smallest gradients
         assert 0 < np.linalg.norm(moved - change) < lost * np.linalg.norm(change)
+
+
+def steps(p, momentum, batches):
+    """Takes four steps; where an update runs whole on every device, it is sent the weights in full."""
+
+    def step(carry, b):
+        p, m = carry
+        m = jax.tree.map(lambda m, g: 0.9 * m + g, m, jax.grad(mlp_loss)(p, b))
+        return (jax.tree.map(lambda w, m: w - 0.1 * m, p, m), m), None
+
+    return jax.lax.scan(step, (p, momentum), batches)[0]
+
+
+STEPPED = WEIGHTS, jax.tree.map(np.zeros_like, WEIGHTS), filled(4, 128, 64)
+
+
+@swept("mesh", MESHES, kept=MESHES[:1], ids=str)
+def test_states_that_are_read_elsewhere_are_priced_in_full(mesh):
+    layouts = {"batches": "data=S(1)", "p/up": "data=S(0)", "p/down": "data=S(1)"}
+    sharded = md.parallelize(steps, mesh, layouts, low_bits=0.01)
+    planned = sharded.stages(*STEPPED).planned
+    assert planned.plan.gap < 0.01 and planned.variant.seconds == pytest.approx(planned.plan.seconds)
+    assert sharded.verify(*STEPPED, sums=0).equal
+    assert sharded.check(*STEPPED, tolerance=0.02).ok  # errors of four steps add up
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_no_plan_undercuts_the_objective(mesh):
+    """Plans drawn at random, which read state where it does not lie, and do not."""
+    sharded = md.parallelize(steps, mesh, {"batches": "data=S(1)"}, low_bits=0.01)
+    found = sharded.stages(*STEPPED).planned.variant.outcome
+    rng, in_full = np.random.default_rng(0), 0
+    for share in np.linspace(0.02, 0.5, 60):
+        rows = found.fit.plan.rows.copy()
+        for n in np.flatnonzero(rng.random(len(rows)) < share):
+            states = found.model.states[n]
+            rows[n] = states[rng.integers(len(states))]
+        drawn = found.at_rows(rows)
+        if np.isfinite(drawn.seconds):
+            assert drawn.seconds <= drawn.unproved_solution.seconds * (1 + 1e-6)
+            in_full += exact_surcharge(found.model, rows) > 0
+    assert in_full > 5
 
 
 @pytest.mark.parametrize("first", ["g", "m"])

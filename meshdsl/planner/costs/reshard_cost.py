@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import chain, combinations, count, permutations
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from meshdsl.util.arrays import Costs, Ids
 
 
 Axes = tuple[int, ...]  # mesh axes by number
+Surcharge = Literal["unshared", "exact"]  # what some consumers pay beyond the price of a reshard
 _Mask = NDArray[np.bool_]
 
 
@@ -331,13 +332,15 @@ class ReshardCosts:
         """
         return self._all_pairs((self.edges(False), self.edges(True)), sources, through, targets)
 
-    def unshared_latencies(self, sources: Ids, through: Ids, targets: Ids) -> Costs:
-        """Returns [sources, targets], what paths cost at least beyond ``all_pairs`` if their steps share no latency.
+    def beyond(self, what: Surcharge, sources: Ids, through: Ids, targets: Ids) -> Costs:
+        """Returns [sources, targets], what paths cost at least beyond ``all_pairs``.
 
         Args:
+          what: ``"unshared"`` if their steps share no latency, ``"exact"`` if they are sent in full.
           sources, through, targets: as of ``all_pairs``.
         """
-        return self._all_pairs(self._unshared_edges(), sources, through, targets)[1]
+        edges = self._unshared_edges() if what == "unshared" else self._exact_edges()
+        return self._all_pairs(edges, sources, through, targets)[1]
 
     def _all_pairs(
         self, edges: tuple[PricedEdges, PricedEdges], sources: Ids, through: Ids, targets: Ids
@@ -358,10 +361,14 @@ class ReshardCosts:
 
     def _edges(self) -> tuple[PricedEdges, PricedEdges]:
         steps = self._arrays.edges
-        seconds = self._seconds(steps, self._fixed(steps))
-        if isinstance(self._relief, OverlapWindow):
-            seconds = np.where(steps.is_collective, self._relief.seconds(seconds), seconds)
+        seconds = self._exposed(steps, self._seconds(steps, self._fixed(steps)))
         return self._feasible_edges(steps, self.scale.pack(seconds, steps.tie))
+
+    def _exposed(self, steps: ReshardGraph, seconds: Costs) -> Costs:
+        """Returns [steps], the seconds of each that no window hides."""
+        if isinstance(self._relief, OverlapWindow):
+            return np.where(steps.is_collective, self._relief.seconds(seconds), seconds)
+        return seconds
 
     def _unshared_edges(self) -> tuple[PricedEdges, PricedEdges]:
         """Returns the steps at what each costs beyond its price here: by itself, or as one of a bucket at least."""
@@ -369,6 +376,13 @@ class ReshardCosts:
         beyond = self._seconds(steps, steps.fixed) - self._seconds(steps, self._fixed(steps))
         latency = np.minimum(steps.fixed.min(axis=1), beyond)
         return self._feasible_edges(steps, self.scale.pack(np.where(steps.in_bucket, latency, 0.0)))
+
+    def _exact_edges(self) -> tuple[PricedEdges, PricedEdges]:
+        """Returns the steps at what each costs beyond its price here if it is sent in full."""
+        steps = self._arrays.edges
+        fixed = self._fixed(steps)
+        here, full = (self._exposed(steps, s) for s in (self._seconds(steps, fixed), self._full_seconds(steps, fixed)))
+        return self._feasible_edges(steps, self.scale.pack(full - here))
 
     def _fixed(self, steps: ReshardGraph) -> Costs:
         """Returns [steps, algorithms], seconds whatever is sent, with a share of the latency where it may be shared."""
@@ -378,10 +392,12 @@ class ReshardCosts:
 
     def _seconds(self, steps: ReshardGraph, fixed: Costs) -> Costs:
         """Returns [steps], seconds of each by itself, in as few bits as allowed."""
-        seconds = (fixed + steps.per_byte * self._sent).min(axis=1)
-        if self.formats and self._elements:
-            seconds = np.minimum(seconds, self._low_seconds(steps))
-        return np.asarray(seconds)
+        seconds = self._full_seconds(steps, fixed)
+        return np.minimum(seconds, self._low_seconds(steps)) if self.formats and self._elements else seconds
+
+    def _full_seconds(self, steps: ReshardGraph, fixed: Costs) -> Costs:
+        """Returns [steps], seconds of each by itself, in full."""
+        return np.asarray((fixed + steps.per_byte * self._sent).min(axis=1))
 
     def _feasible_edges(self, steps: ReshardGraph, price: Costs) -> tuple[PricedEdges, PricedEdges]:
         """Returns the steps between feasible layouts: those that do not make the tensor partial, and those that do."""
@@ -512,6 +528,7 @@ class LayoutDomain:
     def __init__(self, reshard: ReshardCosts, layouts: Ids, through: Ids) -> None:
         self.reshard, self.layouts, self.through, self.number = reshard, layouts, through, next(_NUMBERS)
         self._ids: dict[tuple[str, ...], Ids] = {}
+        self._beyond: dict[Surcharge, Costs] = {}
 
     @property
     def costs(self) -> Costs:
@@ -528,10 +545,11 @@ class LayoutDomain:
         inner, whole = self.reshard.all_pairs(self.layouts, self.through, self.layouts)
         return _with_others(inner), _with_others(whole)
 
-    @cached_property
-    def unshared_latencies(self) -> Costs:
-        """[layouts + 1, layouts + 1], what a reshard costs beyond ``costs`` if it shares no latency with others."""
-        return _with_others(self.reshard.unshared_latencies(self.layouts, self.through, self.layouts))
+    def beyond(self, what: Surcharge) -> Costs:
+        """Returns [layouts + 1, layouts + 1], what a reshard costs at least beyond ``costs`` (``ReshardCosts``)."""
+        if what not in self._beyond:
+            self._beyond[what] = _with_others(self.reshard.beyond(what, self.layouts, self.through, self.layouts))
+        return self._beyond[what]
 
     @cached_property
     def indices(self) -> Ids:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.costs.fixed_point import scale_costs
+from meshdsl.planner.costs.reshard_cost import Surcharge
 from meshdsl.planner.mrf.network import Memo, Network
 from meshdsl.planner.objective import memory_cost_key, node_memory_cost
 from meshdsl.planner.problem.model import Assignment, Model
@@ -174,14 +175,14 @@ class HubTables:
         made: Costs = self.memo.get("from hub", (moves, targets), make)
         return made
 
-    def unshared_latencies(self, value: int, sources: Ids, targets: Ids, share: float) -> Costs:
-        """Returns what resharding from each source to each target adds if it pays a share of its latency."""
+    def surcharges(self, value: int, what: Surcharge, sources: Ids, targets: Ids, share: float) -> Costs:
+        """Returns a share of what resharding from each source to each target costs beyond its price."""
         domain, times = self.model.domain(value), self.model.weight(value) * share
 
         def make(own: Ids, at: Ids) -> Costs:
-            return scale_costs(domain.unshared_latencies[own[:, None], at], times)
+            return scale_costs(domain.beyond(what)[own[:, None], at], times)
 
-        made: Costs = self.memo.get(("unshared", domain.number, times), (sources, targets), make)
+        made: Costs = self.memo.get((what, domain.number, times), (sources, targets), make)
         return made
 
     # ---- memory: a price per byte
@@ -265,7 +266,7 @@ class HubEncoder:
 
     def __init__(self, model: Model, domains: Domains, memo: Memo) -> None:
         self.model, self.domains, self.memo, self.tables = model, domains, memo, HubTables(model, memo)
-        self.ends, self._unshared = model.wiring.ends_of, model.unshared
+        self.ends, self._surcharges = model.wiring.ends_of, model.surcharges
 
     def is_wide(self, value: int) -> bool:
         """Whether a value has more consumers than one hub serves exactly."""
@@ -304,15 +305,14 @@ class HubEncoder:
             network.add(source[0], consumers[0][0], table)
         elif consumers and not self.is_wide(value):
             self.add_hub(network, value, dict.fromkeys(consumers, 1.0))
-        prices, unshared = self.model.prices, self._unshared
+        prices = self.model.prices
         for consumer in consumers:
             copied, waiting = prices.copy.get(consumer), prices.waiting.get(consumer)
-            if copied or waiting or consumer in unshared:
+            shares = [(what, ends[consumer]) for what, ends in self._surcharges if consumer in ends]
+            if copied or waiting or shares:
                 own, read = self.domains.layouts(source), self.domains.layouts(consumer)
-            if consumer in unshared:
-                network.add(
-                    source[0], consumer[0], self.tables.unshared_latencies(value, own, read, unshared[consumer])
-                )
+            for what, share in shares:
+                network.add(source[0], consumer[0], self.tables.surcharges(value, what, own, read, share))
             if copied:
                 network.add(source[0], consumer[0], self.tables.copy_prices(value, own, read, copied))
             if waiting:

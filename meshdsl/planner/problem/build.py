@@ -35,7 +35,7 @@ from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.fixed_point import weight_of
 from meshdsl.planner.costs.traffic import traffic_of
-from meshdsl.planner.problem.low_bits import low_bit_formats
+from meshdsl.planner.problem.low_bits import ExactUse, low_bit_formats
 from meshdsl.planner.problem.ports import Wiring
 from meshdsl.planner.problem.transfers import boundary_transfers, residual_nodes, transfer_work
 from meshdsl.planner.problem.variables import (
@@ -67,6 +67,7 @@ class Problem:
       always_split: by value id, mesh axes that split the value in every layout, along any dim.
       manual: by value id, mesh axes over which it is manual: replicated in every layout, as the planner sees it.
       formats: by value id, formats of fewer bits in which it may be sent.
+      exact: uses of such values which are sent in full.
     """
 
     program: TracedProgram
@@ -79,6 +80,7 @@ class Problem:
     always_split: dict[int, tuple[str, ...]] = field(default_factory=dict)
     manual: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     formats: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    exact: Sequence[ExactUse] = ()
 
     @cached_property
     def index(self) -> GraphIndex:
@@ -295,8 +297,9 @@ def make_problem(program: TracedProgram, mesh: Mesh, pins: Pins) -> Problem:
     nodes = [*_boundary_nodes(program, pins), *_graph_nodes(program.graph, classes, mesh, hosted)]
     nodes += residual_nodes(program.graph)
     manual = manual_values(program.graph)
-    formats, wiring = low_bit_formats(program, pins), Wiring(nodes, index)
-    problem = Problem(program, mesh, pins, nodes, classes, wiring, _constants(index), manual=manual, formats=formats)
+    formats, exact = low_bit_formats(program, pins)
+    wiring, constants = Wiring(nodes, index), _constants(index)
+    problem = Problem(program, mesh, pins, nodes, classes, wiring, constants, {}, manual, formats, exact)
     for node in nodes if manual else ():
         if node.op is not None:
             continue

@@ -15,15 +15,17 @@ update smaller than the rounding error would be lost. So in full are
     momentum (full), gradient -> new momentum (full) -> update (may be rounded) -> w + update (full)
 
 The master copy of a weight is therefore exact, while the copies that the step computes with may be rounded, as in
-ZeRO++ (Wang et al. 2023). An update that reads such a copy of the weight would still round it: ``exact_trees`` sends
-that copy in full. The planner does not know of it, but a plan is hardly ever cheaper with an update that runs whole on
-every device.
+ZeRO++ (Wang et al. 2023). An update that runs where the weight does not lie reads a copy of it: this one is sent in
+full (``ExactUse``). In the objective, its price is that of the rounded copy and what is beyond that; in the plan,
+``sent_in_full`` changes the steps. Where other consumers read the same copy, both agree; where the way to it is another
+in full, the objective has less.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -48,13 +50,33 @@ _Use = tuple[Op, int, int]  # an operation, and the positions of an operand and 
 Trees = dict[int, tuple[ReshardStep, ...]]
 
 
-def low_bit_formats(program: TracedProgram, pins: Pins) -> dict[int, tuple[str, ...]]:
-    """Returns, by value id, the formats of fewer bits in which a value may be sent; values without are left out."""
+class ExactUse(NamedTuple):
+    """A use of a value that may be rounded where it is sent in full.
+
+    Args:
+      op, operand: that read it.
+      trips: how often per step.
+      share: the part that this use pays of what is beyond the price of a rounded copy; each use of a value pays the
+        same, since they may read one copy.
+    """
+
+    op: Op
+    operand: int
+    trips: int
+    share: float
+
+
+def low_bit_formats(program: TracedProgram, pins: Pins) -> tuple[dict[int, tuple[str, ...]], tuple[ExactUse, ...]]:
+    """Returns, by value id, formats of fewer bits in which a value may be sent, and the uses that get it in full.
+
+    Values without formats are left out.
+    """
     low_bits = program.low_bits
     if low_bits is None:
-        return {}
+        return {}, ()
     whole: set[int] = set()
     found: dict[int, tuple[str, ...]] = {}
+    state: dict[tuple[int, int], tuple[Op, int]] = {}  # by use
     graphs = list(_replacements(program, pins))
     for graph, results, known in graphs:
         whole |= _behind(results, graph.ops)
@@ -62,25 +84,26 @@ def low_bit_formats(program: TracedProgram, pins: Pins) -> dict[int, tuple[str, 
         for sources, uses in _states(graph, known):
             whole |= {op.outputs[j].id for op, _, j in uses}
             whole |= sources & {op.inputs[i].id for op, i, _ in uses if op.bodies}
+            state |= {(op.id, i): (op, graph.trips) for op, i, _ in uses}
     for graph, _, _ in graphs:
         for value in (*graph.inputs, *(v for op in graph.ops for v in op.outputs)):
             is_float = jnp.issubdtype(value.dtype, jnp.floating)
             formats = low_bits.allowed(jnp.dtype(value.dtype).name) if is_float and value.id not in whole else ()
             if formats:
                 found[value.id] = formats
-    return found
+    exact = [(op, i, trips) for (_, i), (op, trips) in state.items() if op.inputs[i].id in found]
+    counts = Counter(op.inputs[i].id for op, i, _ in exact)
+    return found, tuple(ExactUse(op, i, trips, 1 / counts[op.inputs[i].id]) for op, i, trips in exact)
 
 
-def exact_trees(program: TracedProgram, pins: Pins, solution: Solution) -> Solution:
-    """Returns the solution with the copies from which state is computed sent in full, at their price."""
+def sent_in_full(solution: Solution, uses: Iterable[ExactUse]) -> Solution:
+    """Returns the solution with the copies that these uses read sent in full, at their price."""
     trees, seconds = dict(solution.trees), solution.seconds
-    for graph, _, known in _replacements(program, pins):
-        for _, uses in _states(graph, known):
-            for op, i, _ in uses:
-                x = op.inputs[i]
-                if isinstance(x, Value) and x.id in trees:
-                    seconds += _send_in_full(trees, x, solution, (op.id, i)) * graph.trips
-    return solution if trees == solution.trees else replace(solution, trees=trees, seconds=seconds)
+    for op, i, trips, _ in uses:
+        x = op.inputs[i]
+        if isinstance(x, Value) and x.id in trees:
+            seconds += _send_in_full(trees, x, solution, (op.id, i)) * trips
+    return replace(solution, trees=trees, seconds=seconds)
 
 
 def _send_in_full(trees: Trees, value: Value, solution: Solution, use: tuple[int, int]) -> float:

@@ -35,6 +35,7 @@ from meshdsl.planner.costs.reshard_cost import (
     OverlapWindow,
     ReshardCosts,
     SharedLatency,
+    Surcharge,
     known_costs,
     neighbourhood,
 )
@@ -240,8 +241,8 @@ def _partial_ways(problem: Problem, classes: NodeClasses, tables: Sequence[Signa
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
 State = tuple[int, ...]  # a row per mesh axis
-Unshared = Mapping[End, float]
-NO_LATENCIES: Unshared = MappingProxyType({})
+Shares = Mapping[End, float]
+NO_SHARES: Shares = MappingProxyType({})
 
 
 @dataclass
@@ -279,6 +280,7 @@ class Model:
       representative: per node, the first with equal table, pins and states.
       hints: shared by all views.
       unshared: by consumer's end, the part of a latency that reshards to it pay, whatever relief their values have.
+      exact: by the end of a consumer to which a value that may be rounded is sent in full, the part of what this costs.
     """
 
     def __init__(
@@ -298,7 +300,7 @@ class Model:
         self._known_unary: dict[Hashable, Costs] = {}
         self._finite: dict[int, Assignment] = {}  # by the identity of unary costs, which the line above keeps alive
         self._domains = LayoutDomains()
-        self.hints, self.unshared = SearchHints(), NO_LATENCIES
+        self.hints, self.unshared, self.exact = SearchHints(), NO_SHARES, self._exact_ends()
         self._set_pins()
 
     def repinned(self, problem: Problem) -> "Model":
@@ -335,7 +337,8 @@ class Model:
         other.first_states = self.first_states[:, axes]
         other._known_costs = {old: costs[old] for old in self.reshard_costs.distinct}
         other.reshard_costs = ReshardCostsByValue(list(other._known_costs.values()), self.reshard_costs.index_of)
-        other._finite, other._domains, other.hints, other.unshared = {}, LayoutDomains(), SearchHints(), NO_LATENCIES
+        other._finite, other._domains, other.hints = {}, LayoutDomains(), SearchHints()
+        other.unshared = other.exact = NO_SHARES
         other._unrestrict()
         return other
 
@@ -362,11 +365,23 @@ class Model:
         other._unrestrict()
         return other
 
-    def with_unshared(self, unshared: Unshared) -> "Model":
+    def with_unshared(self, unshared: Shares) -> "Model":
         """Returns a view in which the reshards to some consumers pay a part of their latencies all the same."""
         other = copy(self)
         other.unshared = unshared
         return other
+
+    @property
+    def surcharges(self) -> tuple[tuple[Surcharge, Shares], ...]:
+        """What reshards to some consumers cost beyond their prices, and which part of it each of these pays."""
+        both: tuple[tuple[Surcharge, Shares], ...] = ("unshared", self.unshared), ("exact", self.exact)
+        return tuple((what, ends) for what, ends in both if ends)
+
+    def _exact_ends(self) -> Shares:
+        uses, wiring = self.problem.exact, self.wiring
+        ports = wiring.port_of_use[self.problem.index.use_numbers((x.op.id, x.operand) for x in uses)]
+        each = zip(wiring.ends_at(ports), ports.tolist(), uses, strict=True)
+        return {end: use.share for end, port, use in each if port >= 0}
 
     def _set_problem(self, problem: Problem, like: NodeClasses | None = None) -> None:
         self.problem, self.nodes, self._classes = problem, problem.nodes, NodeClasses(problem.nodes, like)

@@ -64,9 +64,11 @@ def _without(model: Model, evaluator: Evaluator, best: CostedPlan, layouts: Ids,
     used = {every[i] for i in set(layouts.tolist()) - {layout}}
     elsewhere = {value: read for read in ports.resharded(ports.layouts(best.rows)) for value in read.values}
     remaining: dict[int, Ids] = {}
+    surcharge = evaluator.surcharge(ports.layouts(best.rows))
     for n in unique_sorted(model.wiring.node_of[layouts == layout]).tolist():
         values = dict.fromkeys(model.wiring.value_at((n, p)) for p in range(len(model.wiring.ports(n))))
-        keep = model.unary[n][tuple(model.states[n].T)] <= evaluator.local_cost(n, values, best.rows, elsewhere)
+        most = evaluator.local_cost(n, values, best.rows, elsewhere) + surcharge
+        keep = model.unary[n][tuple(model.states[n].T)] <= most
         for p in range(len(model.wiring.ports(n))):
             keep &= _has_one_of(model, n, p, used)
         if not keep.any():
