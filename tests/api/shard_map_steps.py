@@ -54,6 +54,18 @@ def mixup(w, x):
     return w - 0.1 * jax.grad(lambda w: jnp.mean((mixed @ w) ** 2))(w)
 
 
+@step(drawn(16, 8))
+def rows_by_device(x):
+    """Every device looks up its rows in an order, and takes a branch, of its own."""
+
+    def taken(x):
+        at = lax.axis_index("data")
+        x = x[(jnp.arange(4) + at) % 4]
+        return lax.cond(at + 1 > 2, lambda x: x, jnp.negative, x)
+
+    return over(taken, in_specs=P("data"), out_specs=P("data"))(x)
+
+
 @step(drawn(2, 16, 4), drawn(4, 4, seed=1))
 def ring_attention(x, w):
     """Blocks of keys and values travel around the ring; a running softmax."""

@@ -23,7 +23,7 @@ collective on a value that XLA removes, merges or moves out of a loop would be c
     dce                           dce               what is the same in every iteration shows once dead code is gone
     hoist_invariants              loop_invariants   before inlining: it leaves bodies that are invariant as a whole
     inline_single_trip_loops      loop_invariants   before cse: operations of an inlined body meet equal ones outside
-    fold_known_selects            known_masks       after inlining; before cse, which it leaves operations without uses
+    fold_known_choices            known_choices     after inlining; before cse, which it leaves operations without uses
     cse                           cse               merges equal expressions, which leaves conditions without uses
     dce                           dce               drops these
     share_halos                   share_halos       after cse, which merges equal shifts
@@ -50,7 +50,7 @@ from meshdsl.trace.passes.cse import cse
 from meshdsl.trace.passes.dce import dce
 from meshdsl.trace.passes.duplicate import clone_cheap_constants, split_partial_casts
 from meshdsl.trace.passes.fold_pads import fold_pads
-from meshdsl.trace.passes.known_masks import fold_known_selects
+from meshdsl.trace.passes.known_choices import fold_known_choices
 from meshdsl.trace.passes.loop_invariants import hoist_invariants, inline_single_trip_loops, invariant_carries_to_consts
 from meshdsl.trace.passes.permutations import find_permutations
 from meshdsl.trace.passes.push_slices import push_slices
@@ -82,7 +82,7 @@ def passes(roundness: Roundness) -> tuple[Pass, ...]:
         dce,
         hoist_invariants,
         inline_single_trip_loops,
-        fold_known_selects,
+        fold_known_choices,
         cse,
         dce,
         share_halos,

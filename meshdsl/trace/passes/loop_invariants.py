@@ -48,7 +48,7 @@ def inline_single_trip_loops(graph: Graph) -> Graph:
     for op in graph.ops:
         op = in_bodies(inline_single_trip_loops, substitute(op, table))
         if op.name == "while" and not any(asked.effects for asked in op.bodies[0].ops) and counted(op) == 1:
-            ops += _inlined(op, table)
+            ops += inlined(op, 1, table)
         else:
             ops += _stacked(op, table) if op.name == "scan" and _repeats(op) else [op]
     return with_ops(graph, ops)
@@ -65,10 +65,10 @@ def _repeats(op: Op) -> bool:
     )
 
 
-def _inlined(op: Op, table: Table) -> Iterator[Op]:
-    """The operations of the only iteration; adds the replacements of the loop's results to ``table``."""
-    body = op.bodies[1]
-    inside: Table = {v.id: x for v, x in zip(body.inputs, body_operands(op)[1], strict=True)}
+def inlined(op: Op, which: int, table: Table) -> Iterator[Op]:
+    """Returns the operations of a body that runs once; adds the replacements of the results of ``op`` to ``table``."""
+    body = op.bodies[which]
+    inside: Table = {v.id: x for v, x in zip(body.inputs, body_operands(op)[which], strict=True)}
     for inner in body.ops[:-1]:
         yield substitute(inner, inside)
     table.update((v.id, look_up(x, inside)) for v, x in zip(op.outputs, body.returned, strict=True))

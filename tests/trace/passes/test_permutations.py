@@ -42,6 +42,7 @@ LEFT = {
     "part": lambda x: x[np.array([3, 1])],
     "unknown": lambda x: x[jnp.argsort(x[:, 0])],
     "added to": lambda x: x.at[PAIRS].add(x),
+    "drawn from a key": lambda x: x[jax.random.bits(jax.random.key(0), (8,)) % 8],
     "out of range": lambda x: x.at[np.arange(1, 9)].get(mode="fill"),
     "windows": lambda x: x[PAIRS, 2:5] * x[TURNED[:, None], np.arange(3)],
 }
