@@ -5,7 +5,7 @@ the gradient of ``x * x`` is ``g * x + x * g``. Closed-over arrays are equal if 
 the same mask by numpy. A barrier keeps expressions apart, so it equals no other; nor does an operation with effects.
 
 Slices are compared by the elements of the unsliced array that they take, as compilers do; an ``associative_scan`` takes
-the same ones twice. A ``select_n`` between equal cases is that case. A sort, a loop and a conditional take every
+the same ones twice. Products are compared by the dims of their operands before these were transposed. A ``select_n`` between equal cases is that case. A sort, a loop and a conditional take every
 operand once; two loops are equal if their bodies consist of equal operations in the same order.
 """
 
@@ -24,6 +24,7 @@ from meshdsl.util.arrays import is_hashable
 _SIMPLE = frozenset({int, bool, str, type(None)})
 _COMMUTATIVE = frozenset("add add_any mul max min and or xor".split())
 _Cut = tuple[Any, tuple[int, ...], tuple[int, ...]]  # a slice: the unsliced array, starts, strides
+_Turn = tuple[Any, tuple[int, ...]]  # a transposed array: the array before, and the dim there of each dim
 
 
 def cse(graph: Graph) -> Graph:
@@ -35,13 +36,18 @@ def _merged(graph: Graph, table: Table) -> Graph:
     """The merged graph, with values replaced by the equal ones in ``table``."""
     seen: dict[Any, Op] = {}
     cuts: dict[int, _Cut] = {}
+    turns: dict[int, _Turn] = {}
     stated: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
         op = substitute(op, table)
         op = _in_bodies(op) if op.bodies else op
         op, twice = _each_once(op) if op.name == "sort" else (op, {})
-        first = seen.setdefault(_sliced(op, cuts) if op.name == "slice" else expression(op), op)
+        if op.name == "transpose":
+            root, dims = _turned(op.inputs[0], turns)
+            turns[op.outputs[0].id] = root, tuple(dims[d] for d in op.params["permutation"])
+        key = _sliced(op, cuts) if op.name == "slice" else _product(op, turns) if op.name == "dot_general" else None
+        first = seen.setdefault(key or expression(op), op)
         known = op.inputs[1:2] if _has_one_case(op, stated) else first.outputs
         if op.name == "constrain":
             stated[op.outputs[0].id] = look_up(op.inputs[0], stated)
@@ -96,6 +102,25 @@ def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
     cuts[op.outputs[0].id] = root, starts, strides
     shape = op.outputs[0].shape
     return "slice", root, starts, tuple(k for k, n in zip(strides, shape, strict=True) if n > 1), shape, op.manual
+
+
+def _turned(x: Atom, turns: Mapping[int, _Turn]) -> _Turn:
+    """The array of which ``x`` is a transpose, itself if it is none, and the dim there of each dim of ``x``."""
+    return turns.get(x.id, (identity(x), tuple(range(len(x.shape)))))
+
+
+def _product(op: Op, turns: Mapping[int, _Turn]) -> Any:
+    """A key of the dims of the untransposed operands that a product sums over, runs along, and returns, in order."""
+    (contracted, batch), others = op.params["dimension_numbers"], {**op.params, "dimension_numbers": None}
+    roots, sides = [], []
+    for x, summed, along in zip(op.inputs, contracted, batch, strict=True):
+        root, dims = _turned(x, turns)
+        free = [d for i, d in enumerate(dims) if i not in summed and i not in along]
+        roots.append(root)
+        sides.append(([dims[i] for i in summed], tuple(dims[i] for i in along), tuple(free)))
+    (left, *left_kept), (right, *right_kept) = sides
+    pairs = sorted(zip(left, right, strict=True))
+    return "dot_general", *roots, tuple(pairs), *left_kept, *right_kept, _frozen(others), op.manual
 
 
 def expression(op: Op, always: bool = False) -> Any:

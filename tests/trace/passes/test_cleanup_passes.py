@@ -209,6 +209,34 @@ def test_operands_of_sums_and_products_have_no_order():
     assert [found.count(name) for name in ("mul", "max", "sub", "add")] == [2, 1, 3, 2]
 
 
+def test_products_of_transposed_operands_merge():
+    """All dims have one length, so that only their places tell the products apart."""
+
+    def step(a, b):
+        turned, cut = a.transpose(2, 0, 1), b.transpose(1, 2, 0)
+        same = [
+            jnp.einsum("xij,xjk->xik", a, b),
+            jnp.einsum("jxi,xjk->xik", turned, b),
+            jnp.einsum("jxi,jkx->xik", turned, cut),
+            jnp.einsum("ijx,xjk->xik", a.transpose(0, 2, 1).transpose(2, 1, 0), b),
+        ]
+        other = [
+            jnp.einsum("jxi,xjk->xki", turned, b).swapaxes(1, 2),
+            jnp.einsum("xij,xkj->xik", a, b),
+            jnp.einsum("jxi,xjk->xik", a, b),
+            jnp.einsum("xij,xjk->xik", b, a),
+            jnp.einsum("jxi,xjk->xik", turned.astype(jnp.float16), b),
+        ]
+        return same, other
+
+    args = np.random.default_rng(0).normal(size=(2, 3, 3, 3)).astype(np.float32)
+    graph = cleaned(step, *args, by=cse)
+    same, *other = ({x.id for x in graph.returned[:4]}, *({x.id} for x in graph.returned[4:]))
+    assert len(same) == 1 and len(same.union(*other)) == 1 + len(other)
+    for found, expected in zip(run_graph(graph, args), jax.tree.leaves(step(*args)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 LOOPS_TWICE = {
     "scan": lambda x, w: jax.lax.scan(lambda c, row: (jnp.tanh(c @ w) + row, c.sum()), x[0], x),
     "nested": lambda x, w: jax.lax.scan(
