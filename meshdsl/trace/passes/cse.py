@@ -5,8 +5,9 @@ the gradient of ``x * x`` is ``g * x + x * g``. Closed-over arrays are equal if 
 the same mask by numpy. A barrier keeps expressions apart, so it equals no other; nor does an operation with effects.
 
 Slices are compared by the elements of the unsliced array that they take, as compilers do; an ``associative_scan`` takes
-the same ones twice. Products are compared by the dims of their operands before these were transposed. A ``select_n`` between equal cases is that case. A sort, a loop and a conditional take every
-operand once; two loops are equal if their bodies consist of equal operations in the same order.
+the same ones twice. Products are compared by the dims of their operands before these were transposed. A ``select_n``
+between equal cases is that case. A sort, a loop and a conditional take every operand once; two loops are equal if their
+bodies consist of equal operations in the same order.
 """
 
 from collections.abc import Mapping, Sequence

@@ -28,7 +28,7 @@ _READ = frozenset({PortRole.CONST, PortRole.SLICE, PortRole.OPERAND})
 
 
 def fold_known_choices(graph: Graph) -> Graph:
-    """Returns the graph with the case that is taken in place of each ``select_n`` and ``cond`` that is known to take it."""
+    """Returns the graph with the case that is taken in place of each known ``select_n`` and ``cond``."""
     return _folded(graph, KnownValues(), {})
 
 
