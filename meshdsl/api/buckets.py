@@ -9,7 +9,8 @@ first search is then only a warm start: it is not proved, except for small steps
 Without any latencies, prices give a bound: no bucket costs less than its bytes, so a plan with buckets takes at least
 as long as the cheapest one without those latencies, and one latency. A search in which the latencies count that no
 bucket can share (``meshdsl.planner.unshared``) mostly gives a better one, and often a faster plan, as its prices are
-nearest to what runs. A plan without buckets is bounded as always, and the lower bound of both holds for every plan.
+nearest to what runs. Plans without buckets take no less, but for the one latency, which a plan that sends nothing does
+not pay. Where that latency counts, they are bounded as always, and the lower of both bounds holds for every plan.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -91,11 +92,16 @@ def _bound(found: SearchResult, free: SearchResult | None, unshared: SearchResul
       free: the search where latencies are free, if it was made.
       unshared: the search where those count that no bucket shares, if it was made.
     """
-    with_any = found.loosest.seconds if found.loosest else 0.0
+    least = found.loosest.seconds if found.loosest else 0.0
+    with_any = least
     if unshared is None or (free and found.is_small):
-        least = free.certify() if free else found.quick_bound_without_latencies()
-        with_any = max(with_any, least + least_latency(found.model.mesh))
+        without_latencies = free.certify() if free else found.quick_bound_without_latencies()
+        least = max(least, without_latencies)
+        with_any = max(with_any, without_latencies + least_latency(found.model.mesh))
     if unshared is not None:
-        with_any = max(with_any, unshared.certify())
-    with_any = min(with_any, seconds)
+        least = max(least, unshared.certify())
+    with_any = min(max(least, with_any), seconds)
+    worth = found.model.limits.buckets_latency_worth * (seconds - least)
+    if not found.loosest and with_any - least < worth:
+        return least
     return min(with_any, found.certify(enough=with_any))

@@ -14,6 +14,7 @@ Not here, but beside the code that they belong to: random seeds, and tolerances 
 """
 
 from dataclasses import dataclass
+from math import inf
 
 PROVE = "prove"  # the effort that ends only where bound and plan meet, or more work does not help
 
@@ -46,6 +47,7 @@ class SearchLimits:
     buckets_patience: int = 2  # ... rounds in a row that do not help ...
     buckets_rise: float = 1e-3  # ... which is to raise the cheapest plan by this part
     buckets_worth: float = 1e-3  # part of the step's seconds that all buckets must save
+    buckets_latency_worth: float = 0.0  # part of the open gap that one latency must close for a proof without buckets
 
     # ---- costs: op tables and resharding costs -------------------------------------------------------------------
 
@@ -127,7 +129,7 @@ class SearchLimits:
     search_rounds_entries: int = 2_000_000  # entries of a network of plans up to which the gap is closed in rounds
     search_rounds_nodes: int = 2_000  # nodes up to which it is in any case
     search_near_entries: int = 2_000_000  # the same in a neighbourhood of mesh axes, where entries alone count
-    search_pairs: bool = True  # whether any two of many mesh axes also move while the others stay
+    search_pairs_worth: float = 0.0  # part of the cost that axes in two groups must save over one for pairs to move
     search_quick_pairs: bool = True  # whether they do in a search from a known plan; otherwise all move in two groups
     search_deep_nodes: int = 20_000  # nodes above which neighbourhoods get no rounds, and fewer sweeps
     search_start_passes: int = 8  # passes between tests of progress
@@ -307,11 +309,13 @@ EFFORTS = {  # how much planning is worth, by the word that users write
         buckets_latencies=(0.1, 0.25),
         buckets_postponed=4,
         buckets_rounds=1,
+        buckets_latency_worth=0.1,
+        mrf_prune_worth=0.5,
         bounds_message_work_most=600_000_000,
         bounds_closing_work=600_000_000,
         bounds_small_gap_reserve=0,
         search_near_entries=0,
-        search_pairs=False,
+        search_pairs_worth=inf,
         search_quick_pairs=False,
         search_tie_nodes=0,
         memory_bisections=3,
@@ -321,14 +325,18 @@ EFFORTS = {  # how much planning is worth, by the word that users write
     ),
     "default": SearchLimits(
         effort="default",
+        solve_variant_worth=1e-2,
         worth_gap=1e-2,
         worth_work=200_000_000,
         buckets_postponed=8,
         buckets_rounds=2,
+        buckets_latency_worth=0.1,
+        mrf_prune_worth=0.5,
         bounds_message_work_most=2_000_000_000,
         bounds_closing_work=2_000_000_000,
         bounds_small_gap_reserve=0,
         search_near_entries=0,
+        search_pairs_worth=1e-2,
         search_quick_pairs=False,
         memory_dual_work=2_000_000_000,
         memory_dual_work_last=4_000_000_000,

@@ -1,6 +1,7 @@
 """Small collectives that are sent as one: planned, priced, bounded, lowered, verified and saved."""
 
 from dataclasses import replace
+from math import inf
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import PlanFileError
+from meshdsl.planner.solve import SearchResult
 
 RNG = np.random.default_rng(0)
 
@@ -63,6 +65,17 @@ def test_the_free_plan_of_small_layers_is_data_parallel_with_one_sum(mesh):
     assert (sent.kind, len(sent.parts), runs(plan)) == ("all-reduce", 11, 1)
     assert plan.bytes == sent.bytes <= 1.1 * 2 * whole * 7 / 8 and sum(c.bytes for c in sent.parts) >= sent.bytes - 11
     assert "11 sent as one: partial sum" in str(plan) and "  of it     data" in str(plan)
+
+
+@pytest.mark.parametrize("d, effort, proofs", [(64, "default", 3), (256, "default", 2), (256, "prove", 3)])
+def test_plans_without_buckets_are_proved_only_where_one_latency_counts(monkeypatch, d, effort, proofs):
+    """Bounds without latencies, and with those that no bucket shares, hold for such plans but for that one."""
+    asked, certify = list[float](), SearchResult.certify
+    monkeypatch.setattr(SearchResult, "certify", lambda self, enough=inf: asked.append(enough) or certify(self, enough))
+    p = params(3, d)
+    plan = md.parallelize(step, "data=8", {"batch": "data=S(0)"}, effort=effort).plan(p, p, batch(d=d))
+    assert any(c.parts for c in plan.collectives) and 0 < plan.lower_bound < plan.seconds
+    assert len(asked) == proofs
 
 
 @pytest.mark.parametrize("split", ["S(0)", "S(1)"])

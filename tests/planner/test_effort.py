@@ -58,16 +58,17 @@ def test_plan_and_bound_are_logged_as_they_meet(caplog):
     assert said and all(len(pair) == 2 for pair in said)
 
 
-def test_fast_pads_only_where_uneven_dims_take_time():
+@pytest.mark.parametrize("effort, wide", [("fast", 4096), ("default", 8192)])
+def test_uneven_dims_are_padded_only_where_they_take_time(effort, wide):
     def step(w, v, x, z):
         return jnp.tanh(x @ w).sum() + (z @ v).sum()
 
     def notes(width):
         shapes = (width, width), (1001, 8), (width, width), (8, 1001)
         args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-        return " ".join(md.parallelize(step, md.Mesh(data=4, model=2, topology="cpu"), effort="fast").plan(*args).notes)
+        return " ".join(md.parallelize(step, md.Mesh(data=4, model=2, topology="cpu"), effort=effort).plan(*args).notes)
 
-    assert "(1001) does not divide over the mesh and is left unpadded: that costs about" in notes(4096)
+    assert "(1001) does not divide over the mesh and is left unpadded: that costs about" in notes(wide)
     assert "padded to 1008" in notes(64)
 
 

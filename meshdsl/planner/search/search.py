@@ -254,16 +254,19 @@ def _search_neighbourhoods(
     """Returns the best plan found from neighbourhood to neighbourhood, from ``best`` on.
 
     Args:
-      thorough: first move all axes in one group and in two (one group is two groups as well); otherwise pairs of axes.
+      thorough: first move all axes in one group and in two, and pairs of axes only where two groups were worth it.
     """
     limits, axes = model.limits, model.parallel_axes
     is_deep = len(model.nodes) > limits.search_deep_nodes
+    moves_pairs = limits.search_quick_pairs
     if thorough:
-        merged = (axis_groups_split if is_deep else axis_groups_merged)(axes)
-        best = _move(model, merged, evaluator, best, is_worth_rounds, True)
-    moves_pairs = (
-        limits.search_pairs and (not is_deep or is_worth_rounds(best)) if thorough else limits.search_quick_pairs
-    )
+        if not is_deep:
+            best = _move(model, ((axes,),), evaluator, best, is_worth_rounds, True)
+        tied = best.cost
+        if is_deep or not model.deadline.expired():
+            best = _move(model, axis_groups_split(axes), evaluator, best, is_worth_rounds, True)
+        has_gained = best.cost <= (1 - limits.search_pairs_worth) * tied
+        moves_pairs = has_gained and (not is_deep or is_worth_rounds(best))
     if moves_pairs:
         best = _move(model, axis_groups_in_pairs(axes), evaluator, best, is_worth_rounds, thorough)
     elif not thorough:

@@ -165,6 +165,16 @@ def test_a_large_step_that_does_not_fit_is_searched_in_two_groups_of_axes(monkey
     ]
 
 
+@pytest.mark.parametrize("worth", [0.0, 1.0])
+def test_pairs_of_axes_move_only_where_two_groups_of_axes_saved_enough(monkeypatch, worth):
+    model, seen = neighbourhoods_seen(monkeypatch, 1e30, search_pairs_worth=worth)
+    search(model)
+    assert seen == [
+        *axis_groups_merged(model.parallel_axes),
+        *(() if worth else axis_groups_in_pairs(model.parallel_axes)),
+    ]
+
+
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("mesh", [md.Mesh(x=2, y=2, z=2), md.Mesh(x=4, y=2, z=2)], ids=str)
 @pytest.mark.parametrize("once", [0, 20_000_000])
