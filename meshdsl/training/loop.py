@@ -81,6 +81,7 @@ class TrainingBar:
         )
         self._shown, self._unit, self._steps = shown, unit, steps
         self._done, self._counted, self._drawn = done, 0, 0.0
+        self._last = 0.0, 0  # loss and units of the last step
         self._task = self._progress.add_task("training", total=steps, completed=done, figures="compiling")
         self._log_streams: list[tuple[logging.StreamHandler[Any], Any]] = []
 
@@ -94,14 +95,19 @@ class TrainingBar:
     def __exit__(self, *_: object) -> None:
         for handler, stream in self._log_streams:
             handler.setStream(stream)
+        if self._counted:  # the run ends before its last step
+            self._draw(time.monotonic())
         self._progress.stop()
 
     def advance(self, loss: float, units: int) -> None:
         """Counts one more step, with its loss and number of units; it is drawn a few times per second."""
-        self._counted += 1
+        self._counted, self._last = self._counted + 1, (loss, units)
         now = time.monotonic()
-        if now - self._drawn < _REDRAW and self._counted + self._done < self._steps:
-            return
+        if now - self._drawn >= _REDRAW or self._counted + self._done >= self._steps:
+            self._draw(now)
+
+    def _draw(self, now: float) -> None:
+        loss, units = self._last
         figures = f"loss {loss:.3f}"
         if self._drawn:  # the first step compiles
             figures += f"  {units * self._counted / (now - self._drawn):,.0f} {self._unit}/s"

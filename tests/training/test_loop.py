@@ -100,6 +100,16 @@ def test_the_bar_shows_no_nan_and_stays_whole_under_other_lines():
     assert "loss 1.500" in screen.file.getvalue() and "stopping after this step" in screen.file.getvalue()
 
 
+def test_the_bar_of_a_run_that_ends_early_counts_every_step():
+    screen = Console(file=StringIO(), force_terminal=True, width=120)
+    with pytest.raises(OSError), TrainingBar(steps=9, done=2, unit="rows", console=screen) as bar:
+        for loss in (3.0, 2.0, 1.0):
+            bar.advance(loss, 32)
+        raise OSError("disk gone")
+    last = screen.file.getvalue().rpartition("training")[2]
+    assert "5/9" in last and "loss 1.000" in last
+
+
 def test_batches_that_end_before_the_steps(tmp_path):
     run = Run(steps=7, folder=tmp_path)
     state, outcome = train(count, (jnp.float32(0),), host_feed([0, 0, 0]), run)
