@@ -21,6 +21,7 @@ from meshdsl.custom_rules import rule as rule
 from meshdsl.lowering.numerics import CheckReport as CheckReport
 from meshdsl.lowering.verify import VerifyReport as VerifyReport
 from meshdsl.nd.constrain import constrain as constrain
+from meshdsl.primitives.alternatives import alternatives as alternatives
 from meshdsl.primitives.iterations import expect_iterations as expect_iterations
 from meshdsl.pins.strategies import data_parallel as data_parallel
 from meshdsl.pins.strategies import fsdp as fsdp

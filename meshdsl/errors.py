@@ -312,3 +312,9 @@ def faults(title: str, rows: Iterable[str], remedy: str = "") -> str:
     """Return a message in the common format: a title, an indented row per fault, a remedy."""
     lines = [title, *(f"  {row}" for row in rows)]
     return "\n".join([*lines, remedy] if remedy else lines)
+
+
+def first_fault(error: MeshDSLError) -> str:
+    """Return the first fault that an error lists, or its first line."""
+    first, *rows = str(error).splitlines()
+    return rows[0].strip() if rows and first.endswith(":") else first

@@ -1,4 +1,4 @@
-"""Softmax attention, causal or bidirectional, in six variants with equal results.
+"""Softmax attention, causal or bidirectional, in six variants with equal results, or the one that is planned fastest.
 
     products    the attention weights ``[batch heads seq key]`` are ordinary tensors of the step
     recomputed  the weights are recomputed in the backward pass (selective recomputation, Korthikanti et al. 2022)
@@ -9,6 +9,8 @@
     ring        blocks of keys and values visit the queries of a split ``seq`` (``models.ring_attention``); if causal,
                 the batch must be in zig-zag order (``zigzag_batch``), else positions attend to later ones, without
                 an error
+    auto        the planner takes ``products``, ``recomputed`` or a ring of ``blocks`` blocks, of a batch in the usual
+                order: as it is, or permuted and back in every layer (``md.alternatives``)
     fused_ring  what runs is ``ring``; the plan predicts a kernel that keeps attention weights out of memory during each
                 visit, which is not part of this package
 
@@ -29,7 +31,8 @@ from meshdsl.errors import ArgumentError, nearest
 from meshdsl.models.ring_attention import ring_attention
 
 RINGS = ("ring", "fused_ring")
-VARIANTS = ("products", "recomputed", "fused", "masked", *RINGS)
+VARIANTS = ("products", "recomputed", "fused", "masked", *RINGS, "auto")
+BLOCKED = (*RINGS, "auto")
 
 
 def attention(
@@ -51,8 +54,12 @@ def attention(
     if variant not in VARIANTS:
         names = ", ".join(map(repr, VARIANTS))
         raise ArgumentError(f"no attention variant {variant!r}{nearest(variant, VARIANTS)}; it is one of {names}")
-    if blocks != 1 and variant not in RINGS:
-        raise ArgumentError(f"blocks={blocks}: attention variant {variant!r} has none, only 'ring' and 'fused_ring'")
+    if blocks != 1 and variant not in BLOCKED:
+        raise ArgumentError(
+            f"blocks={blocks}: attention variant {variant!r} has none, only {', '.join(map(repr, BLOCKED))}"
+        )
+    if variant == "auto":
+        return _fastest(causal, blocks)(query, key, value)
     if variant in ("fused", "masked"):
         kernel = _causal if variant == "fused" else _masked
         fused = partial(_on_positions, kernel) if causal else _whole
@@ -62,6 +69,30 @@ def attention(
         return _on_arrays(ring, query, key, value)
     attend = partial(_products, causal)
     return (md.remat(attend) if variant == "recomputed" else attend)(query, key, value)
+
+
+def zigzag_blocks(variant: str, blocks: int) -> int:
+    """Returns the blocks of the zig-zag order that a causal batch has to be in; 1 for the usual order.
+
+    Example:
+      >>> zigzag_blocks("ring", 8), zigzag_blocks("auto", 8)
+      (8, 1)
+    """
+    return blocks if variant in RINGS else 1
+
+
+def _fastest(causal: bool, blocks: int) -> Callable[..., Any]:
+    """Returns attention on a batch in the usual order, of which the planner takes the fastest variant."""
+
+    def ring(order: str, *operands: md.Tensor) -> md.Tensor:
+        return _on_arrays(partial(ring_attention, blocks=blocks, causal=causal, order=order), *operands)
+
+    variants: dict[str, Callable[..., Any]] = {
+        "products": partial(_products, causal),
+        "recomputed": md.remat(partial(_products, causal)),
+        "ring": partial(ring, "usual"),
+    }
+    return md.alternatives("attention", variants | ({"permuted_ring": partial(ring, "permuted")} if causal else {}))
 
 
 def _products(causal: bool, query: md.Tensor, key: md.Tensor, value: md.Tensor) -> md.Tensor:

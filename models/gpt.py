@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from flax import nnx
 
 import meshdsl as md
+from meshdsl.models.attention import zigzag_blocks
 from meshdsl.models.layers import Block, Norm, positions
 from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, standard_strategies, token_batch
 
@@ -33,7 +34,8 @@ class Config:
       keep: names of values that are stored, see ``models.layers``.
       dtype: compute dtype; parameters are float32.
       attend: attention variant, one of ``models.attention.VARIANTS``.
-      blocks: of a ring; batches must then be permuted by ``zigzag_batch(batch, blocks)``.
+      blocks: of a ring; with ``"ring"`` and ``"fused_ring"``, batches must be permuted by
+        ``zigzag_batch(batch, blocks)``.
     """
 
     layers: int
@@ -88,7 +90,7 @@ class GPT(nnx.Module):
             remat=config.remat,
             keep=config.keep,
         )
-        self.ring_blocks = config.blocks
+        self.ring_blocks = zigzag_blocks(config.attend, config.blocks)
         self.norm = Norm(sizes)
 
     def __call__(self, tokens: md.Tensor) -> md.Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 from flax import nnx
 
 import meshdsl as md
-from meshdsl.models.attention import attention
+from meshdsl.models.attention import attention, zigzag_blocks
 from meshdsl.models.layers import Matrix, RMSNorm, rotary
 from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, standard_strategies, token_batch
 
@@ -44,7 +44,8 @@ class Config:
       keep: names of values that are stored, see ``models.layers``.
       dtype: compute dtype; parameters are float32.
       attend: attention variant, one of ``models.attention.VARIANTS``.
-      blocks: of a ring; batches must then be permuted by ``zigzag_batch(batch, blocks)``.
+      blocks: of a ring; with ``"ring"`` and ``"fused_ring"``, batches must be permuted by
+        ``zigzag_batch(batch, blocks)``.
     """
 
     layers: int
@@ -92,7 +93,8 @@ class Attention(nnx.Module):
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns the attention output."""
         query, key = md.keep(self.query(x), "query_proj"), md.keep(self.key(x), "key_proj")
-        query, key = (rotary(x, self.theta, self.blocks) for x in (query, key))
+        blocks = zigzag_blocks(self.attend, self.blocks)
+        query, key = (rotary(x, self.theta, blocks) for x in (query, key))
         value = md.keep(self.value(x), "value_proj")
         context = attention(query, key, value, variant=self.attend, blocks=self.blocks)
         return md.keep(self.out(md.keep(context, "context")), "out_proj")

@@ -18,7 +18,9 @@ chunks, without a mask:
     a block after one's own      the late queries meet all of its keys
 
 The order of a batch is not visible in its arrays: on one in the usual order, causal attention sees later tokens,
-without an error. ``zigzag_batch`` permutes a batch.
+without an error. ``zigzag_batch`` permutes a batch. Of a batch in the usual order, the ring takes blocks as they are
+(``order="usual"``): every visit costs four products of chunks, and those of later blocks are not used. Or the arguments
+are permuted on the way in, and the result on the way out (``order="permuted"``), which pays where sequences are long.
 """
 
 from collections.abc import Callable
@@ -32,7 +34,7 @@ from jax import lax
 
 import meshdsl as md
 from meshdsl.custom_rules import rule
-from meshdsl.errors import ArgumentError
+from meshdsl.errors import ArgumentError, nearest
 
 # A running softmax: maximum of scores and sum of exponentials, [... s], and weighted values, [... s head].
 Softmax = tuple[jax.Array, jax.Array, jax.Array]
@@ -43,8 +45,9 @@ PAIRS = "batch seq part pair heads s head"  # of keys and values, seq being the 
 
 # A block has one part, or an early and a late one. A meeting is (part of the queries, part of the keys).
 CHOSEN = -1  # the early part of blocks after the visiting one, the late part of blocks before it
-OWN: dict[bool, Meetings] = {False: [(0, 0)], True: [(0, 0), (1, 1), (1, 0)]}
-VISIT: dict[bool, Meetings] = {False: [(0, 0)], True: [(1, 0), (CHOSEN, CHOSEN)]}
+OWN: dict[str, Meetings] = {"whole": [(0, 0)], "usual": [(0, 0)], "zigzag": [(0, 0), (1, 1), (1, 0)]}
+VISIT: dict[str, Meetings] = {"whole": [(0, 0)], "usual": [(0, 0)], "zigzag": [(1, 0), (CHOSEN, CHOSEN)]}
+ORDERS = ("zigzag", "usual", "permuted")
 
 
 def zigzag(seq: int, blocks: int) -> np.ndarray:
@@ -134,25 +137,27 @@ def ring_attention(
     causal: bool = True,
     layout: str = "",
     fused: bool = False,
+    order: str = "zigzag",
 ) -> jax.Array:
     """Returns softmax attention, computed block by block, like ``query``.
 
-    **If causal, batches must be in zig-zag order** (``zigzag_batch``). On one in the usual order, positions attend to
-    later ones, without an error.
+    **If causal, batches must be in zig-zag order** (``zigzag_batch``), unless ``order`` says otherwise. On one in the
+    usual order, positions attend to later ones, without an error.
 
     Args:
       query: ``[batch seq heads queries head]``; ``queries`` share the keys and values of a head.
       key: ``[batch seq heads head]``.
       value: ``[batch seq heads head]``.
       blocks: of the ring, the number of devices that the sequence is split over.
-      causal: whether a position attends only to itself and earlier ones. The sequence is then in the order of
-        ``zigzag(seq, blocks)``, that of the result too.
+      causal: whether a position attends only to itself and earlier ones.
       layout: of the visiting keys and values, ``[batch seq part pair heads s head]`` with one place of ``seq`` per
         block, such as ``"model=S(seq)"``. Axes that split ``batch``, ``seq`` or ``heads`` split queries and results,
         too. Besides, ``md.Rules(activations=...)`` apply to each hop. An axis that neither names is planned: if
         memory allows it, one gather may be cheaper than the hops.
       fused: the plan counts each visit as one operation, as of a kernel that never writes attention weights to memory.
         There is no such kernel here: what runs is the same either way.
+      order: of the sequence if causal, and of the result: that of ``zigzag(seq, blocks)``; ``"usual"``, where half of
+        the work of visits is not used; or ``"permuted"``, the usual one, put in zig-zag order and back in here.
 
     Scores and running sums are float32, or the dtype of the arguments where that is wider.
 
@@ -166,13 +171,28 @@ def ring_attention(
       (2, 64, 2, 1, 8)
     """
     _check(query, key, value)
+    if order not in ORDERS:
+        known = ", ".join(map(repr, ORDERS))
+        raise ArgumentError(f"order: no order {order!r}{nearest(order, ORDERS)}; it is one of {known}")
     batch, seq, heads, queries, head = query.shape
-    parts = 2 if causal else 1
+    mode = "whole" if not causal else "usual" if order == "usual" else "zigzag"
+    parts = 2 if mode == "zigzag" else 1
     chunk = chunk_length(seq, parts * blocks)
+    if causal and order == "permuted":
+        ring = partial(ring_attention, blocks=blocks, layout=layout, fused=fused)
+        there = zigzag(2 * blocks, blocks)
+        made = ring(*(_permuted(x, there) for x in (query, key, value)))
+        return _permuted(made, np.argsort(there))
     rows = jnp.moveaxis(query.reshape(batch, blocks, parts, chunk, heads, queries, head), 3, 5)
     pairs = jnp.stack([x.reshape(batch, blocks, parts, chunk, heads, head) for x in (key, value)], 3)
-    out = _attend(causal, layout, fused, rows, jnp.moveaxis(pairs, 4, 5))
+    out = _attend(mode, layout, fused, rows, jnp.moveaxis(pairs, 4, 5))
     return jnp.moveaxis(out, 5, 3).reshape(query.shape)
+
+
+def _permuted(x: jax.Array, order: np.ndarray) -> jax.Array:
+    """Returns ``[batch seq ...]`` with its chunks in another order."""
+    chunks = x.reshape(x.shape[0], order.size, -1, *x.shape[2:])
+    return chunks[:, order].reshape(x.shape)
 
 
 def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
@@ -190,45 +210,49 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _attend(causal: bool, layout: str, fused: bool, query: jax.Array, pairs: jax.Array) -> jax.Array:
+def _attend(mode: str, layout: str, fused: bool, query: jax.Array, pairs: jax.Array) -> jax.Array:
     """Returns the output, like ``query``.
 
     Args:
-      causal: whether blocks have two parts, in zig-zag order.
+      mode: a key of ``OWN``: all positions attend to all, or only to earlier ones, in the usual order or in zig-zag
+        order, where blocks have two parts.
       layout: of ``pairs`` during the visits.
       fused: whether a visit is one operation.
       query: ``[batch seq part heads queries s head]``.
       pairs: keys and values, ``[batch seq part pair heads s head]``.
     """
-    return _forward(causal, layout, fused, query, pairs)[0]
+    return _forward(mode, layout, fused, query, pairs)[0]
 
 
-def _forward(causal: bool, layout: str, fused: bool, query: jax.Array, pairs: jax.Array) -> tuple[jax.Array, Any]:
+def _forward(mode: str, layout: str, fused: bool, query: jax.Array, pairs: jax.Array) -> tuple[jax.Array, Any]:
     """Returns the output, and what the backward pass reads."""
     pairs = _constrained_pairs(pairs, layout)
     queries = _constrained_queries(_parts(query), layout)
 
     def meet(states: Any, pairs: jax.Array, meetings: Meetings, own: bool = False, after: Any = None) -> Any:
         for q, k in meetings:
-            absorb = _ABSORB[fused, causal and own and q == k]
-            operands = *_pick(states, q, after), _pick(queries, q, after), _pick(_parts(pairs), k, after)
-            states = _put(states, q, after, absorb(*operands))
+            absorb = _ABSORB[fused, mode != "whole" and own and q == k]
+            before = _pick(states, q, after)
+            made = absorb(*before, _pick(queries, q, after), _pick(_parts(pairs), k, after))
+            if mode == "usual" and not own:
+                made = jax.tree.map(partial(_choose, after), made, before)
+            states = _put(states, q, after, made)
         return _constrained_queries(states, layout)
 
     def visit(carry: Any, hop: jax.Array) -> Any:
         states, pairs = carry
         pairs = _hop(pairs, layout)
-        return (meet(states, pairs, VISIT[causal], after=_after(hop, query)), pairs), None
+        return (meet(states, pairs, VISIT[mode], after=_after(hop, query)), pairs), None
 
     wide = _wide(query, pairs)
     zeros = [jnp.zeros(x.shape, wide) for x in queries]
     nothing = [(jnp.full_like(x[..., 0], -jnp.inf), x[..., 0], x) for x in zeros]
-    (states, _), _ = lax.scan(visit, (meet(nothing, pairs, OWN[causal], own=True), pairs), _hops(query))
+    (states, _), _ = lax.scan(visit, (meet(nothing, pairs, OWN[mode], own=True), pairs), _hops(query))
     out = jnp.stack([(made / total[..., None]).astype(query.dtype) for _, total, made in states], 2)
     return out, (query, pairs, out, [top + jnp.log(total) for top, total, _ in states])
 
 
-def _backward(causal: bool, layout: str, fused: bool, saved: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(mode: str, layout: str, fused: bool, saved: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of queries and pairs."""
     query, pairs, out, sums = saved
     wide = _wide(query, pairs)
@@ -239,8 +263,10 @@ def _backward(causal: bool, layout: str, fused: bool, saved: Any, cotangent: jax
     def meet(grads: Any, pairs: jax.Array, meetings: Meetings, own: bool = False, after: Any = None) -> Any:
         queries, others = map(_parts, grads)
         for q, k in meetings:
-            differentiate = _DIFFERENTIATE[fused, causal and own and q == k]
+            differentiate = _DIFFERENTIATE[fused, mode != "whole" and own and q == k]
             made = differentiate(*_pick(rows, q, after), _pick(_parts(pairs), k, after))
+            if mode == "usual" and not own:
+                made = [_choose(after, x, jnp.zeros_like(x)) for x in made]
             queries = _put(queries, q, after, _pick(queries, q, after) + made[0])
             others = _put(others, k, after, _pick(others, k, after) + made[1])
         return jnp.stack(_constrained_queries(queries, layout), 2), jnp.stack(others, 2)
@@ -248,11 +274,11 @@ def _backward(causal: bool, layout: str, fused: bool, saved: Any, cotangent: jax
     def visit(carry: Any, hop: jax.Array) -> Any:
         queries, pairs, others = carry
         pairs = _hop(pairs, layout)
-        queries, others = meet((queries, others), pairs, VISIT[causal], after=_after(hop, query))
+        queries, others = meet((queries, others), pairs, VISIT[mode], after=_after(hop, query))
         return (queries, pairs, _hop(others, layout)), None
 
     zeros = jnp.zeros(pairs.shape, wide)
-    queries, own = meet((jnp.zeros(query.shape, wide), zeros), pairs, OWN[causal], own=True)
+    queries, own = meet((jnp.zeros(query.shape, wide), zeros), pairs, OWN[mode], own=True)
     (queries, _, others), _ = lax.scan(visit, (queries, pairs, zeros), _hops(query))
     return queries.astype(query.dtype), (own + others).astype(pairs.dtype)
 

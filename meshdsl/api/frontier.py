@@ -196,10 +196,10 @@ def _points(plans: dict[float, Plan], simulated: bool) -> Iterator[FrontierPoint
 
 
 def _rewritten(plan: Plan) -> tuple[object, ...]:
-    """What a plan computes again, and what it keeps in the host's memory."""
+    """The functions that a plan takes, what it computes again, and what it keeps in the host's memory."""
     again, host = plan.recomputation, plan.host
     remat = again and (again.rewrite, again.divided, again.stages)
-    return remat, tuple(array.path for array in host.arrays) if host else ()
+    return plan.alternatives, remat, tuple(array.path for array in host.arrays) if host else ()
 
 
 # ---- Picture ---------------------------------------------------------------------------------------------------------

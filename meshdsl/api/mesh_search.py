@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from itertools import chain, product
 from typing import Any
 
+from meshdsl.api.alternatives import Choices
 from meshdsl.api.ambient import JaxSettings
 from meshdsl.api.options import parse_effort, parse_low_bits, parse_memory
 from meshdsl.api.plan_variants import least_variant_seconds, plan_best_variant
@@ -25,7 +26,7 @@ from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
 from meshdsl.api.stages import CallStages
 from meshdsl.custom_rules import check_rules
-from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a, nearest
+from meshdsl.errors import ArgumentError, MeshDSLError, faults, first_fault, is_a, nearest
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
@@ -54,10 +55,17 @@ SHOWN_REASONS = 8  # rows of the printed table of configurations without a plan
 
 @dataclass(frozen=True)
 class Configuration:
-    """Sizes of the mesh axes, and the pipeline; None for the whole batch at once."""
+    """What is planned.
+
+    Args:
+      sizes: of the mesh axes.
+      pipeline: None for the whole batch at once.
+      taken: functions of ``md.alternatives``, by the name of what is chosen.
+    """
 
     sizes: Mapping[str, int]
     pipeline: Pipeline | None
+    taken: Choices = ()
 
     @property
     def stages(self) -> int:
@@ -84,7 +92,12 @@ class Configuration:
 
     def __str__(self) -> str:
         microbatches = f"{self.microbatches} microbatches" if self.microbatches > 1 else ""
-        return ", ".join(filter(None, (self.mesh, self.schedule, microbatches)))
+        return ", ".join(filter(None, (self.mesh, self.schedule, microbatches, self.functions)))
+
+    @property
+    def functions(self) -> str:
+        """The functions taken of ``md.alternatives``."""
+        return ",".join(f"{name}={function}" for name, function in self.taken)
 
 
 def configurations(
@@ -176,6 +189,7 @@ class ConfigurationSearch:
     memory: str | None
     devices: int = 1
     effort: str = "default"
+    _traced: dict[Choices, TracedProgram] = field(default_factory=dict)
     _microbatched: dict[Any, TracedProgram] = field(default_factory=dict)
 
     def bounded(self, config: Configuration) -> BoundedConfiguration:
@@ -213,18 +227,34 @@ class ConfigurationSearch:
         """Whether the step is written for one device, so that its program depends on the mesh."""
         return bool(self.program.axis_names)
 
-    @cached_property
+    @property
     def traced(self) -> TracedProgram:
-        """The program, the whole batch at once, its user-defined rules checked.
+        """The program, the whole batch at once, with the first function of every ``md.alternatives``."""
+        return self._traced_with(())
+
+    @property
+    def choices(self) -> list[Choices]:
+        """All ways to take functions of ``md.alternatives``."""
+        if self.on_devices:
+            return [()]
+        pairs = [[(each.name, function) for function in each.names] for each in self.traced.alternatives]
+        return list(product(*pairs))
+
+    def _traced_with(self, taken: Choices) -> TracedProgram:
+        """Return the program with some functions of ``md.alternatives``, its user-defined rules checked.
 
         One trace serves all meshes: which lengths they divide is that of the mesh with an axis per prime factor.
         """
+        if taken in self._traced:
+            return self._traced[taken]
         keep_cuts = bool(self.program.pipeline and self.program.pipeline.axis)
         inside, keep = self._rules.inside, self.program.constraints == "keep"
         run = partial(trace, self.program.step, self.program.args, inside=inside, cuts=keep_cuts, keep=keep)
         roundness, checkpoints = Roundness.of(prime_factors(self.devices)), self.program.remat != "replace"
-        found = check_rules(JaxSettings.current().run(lambda: run(roundness=roundness, checkpoints=checkpoints)))
-        return replace(found, low_bits=parse_low_bits(self.program.low_bits, []))
+        settings: dict[str, Any] = {"roundness": roundness, "checkpoints": checkpoints, "choices": taken}
+        found = check_rules(JaxSettings.current().run(lambda: run(**settings)))
+        self._traced[taken] = replace(found, low_bits=parse_low_bits(self.program.low_bits, []))
+        return self._traced[taken]
 
     def _traced_for(self, config: Configuration) -> tuple[CallStages, TracedProgram]:
         """Return the stages of a configuration, and its program before uneven pins are constraints."""
@@ -232,7 +262,7 @@ class ConfigurationSearch:
         if self.on_devices:
             own: CallStages = sharded.stages(*self.program.args)
             return own, own.microbatched
-        stages = CallStages(self.program.step, sharded.options, self.traced)
+        stages = CallStages(self.program.step, sharded.options, self._traced_with(config.taken))
         return stages, fit_constraints(self._program(stages, config), sharded.options.mesh)
 
     def _sharded(self, config: Configuration) -> Any:
@@ -258,11 +288,11 @@ class ConfigurationSearch:
     def _program(self, stages: CallStages, config: Configuration) -> TracedProgram:
         """Return the program in microbatches; it depends on the stages and the pipeline alone."""
         if config.pipeline is None:
-            return self.traced
-        key = config.stages, config.pipeline
+            return stages.traced
+        key = config.stages, config.pipeline, config.taken
         if key not in self._microbatched:
             mesh, pins = stages.options.mesh, stages.user_pins
-            self._microbatched[key] = to_microbatches(self.traced, config.pipeline, mesh, pins)
+            self._microbatched[key] = to_microbatches(stages.traced, config.pipeline, mesh, pins)
         return self._microbatched[key]
 
     @cached_property
@@ -272,12 +302,6 @@ class ConfigurationSearch:
     @cached_property
     def _layouts(self) -> LayoutTable:
         return pipe_layouts(self.program, self._rules, lambda: self.traced)
-
-
-def first_fault(error: MeshDSLError) -> str:
-    """Return the first fault that an error lists, or its first line."""
-    first, *rows = str(error).splitlines()
-    return rows[0].strip() if rows and first.endswith(":") else first
 
 
 # ---- Candidates ------------------------------------------------------------------------------------------------------
@@ -337,7 +361,8 @@ class Candidate:
     @property
     def facts(self) -> dict[str, Any]:
         """The candidate as plain values, for JSON; costs are None without a plan."""
-        common = {"mesh": self.mesh, "microbatches": self.microbatches, "schedule": self.config.schedule}
+        common: dict[str, Any] = {"mesh": self.mesh, "microbatches": self.microbatches}
+        common |= {"schedule": self.config.schedule, "alternatives": dict(self.config.taken)}
         costs = {"seconds": self.seconds if self.plan else None, "gap": self.gap}
         costs |= {name: getattr(self.plan, name, None) for name in ("bytes", "memory")}
         reason = {"fault": self.fault, "pruned": self.pruned}
@@ -376,28 +401,34 @@ class Search:
 
 def search_tables(candidates: Sequence[Candidate]) -> Iterator[list[tuple[str, ...]]]:
     """Yield the candidates in two tables; candidates that have no plan for the same reason share a row."""
-    planned, unplanned = list[tuple[str, ...]](), dict[tuple[str, str, str], list[Candidate]]()
+    planned, unplanned = list[tuple[str, ...]](), dict[tuple[str, str, str, str], list[Candidate]]()
+    chosen = any(each.config.taken for each in candidates)
     for each in candidates:
         count = str(each.microbatches) if each.microbatches > 1 else ""
         if each.plan is None:
-            unplanned.setdefault((count, each.config.schedule, each.fault), []).append(each)
+            key = count, each.config.schedule, each.config.functions, each.fault
+            unplanned.setdefault(key, []).append(each)
         else:
             plan, bubble = each.plan, "" if each.bubble is None else f"{each.bubble:.1%}"
             sizes = bytes_text(plan.bytes), bytes_text(plan.memory)
             gap = "" if each.gap is None else percent_text(each.gap)
             costs = seconds_text(each.seconds), gap, bubble, *sizes
-            planned.append((str(each.mesh), count, each.config.schedule, *costs))
+            taken = (each.config.functions,) * chosen
+            planned.append((str(each.mesh), count, each.config.schedule, *taken, *costs))
+    how = "microbatches", "schedule", *("functions",) * chosen
     if planned:
-        yield [("mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory"), *planned]
+        yield [("mesh", *how, "step", "gap", "bubble", "sent", "memory"), *planned]
     if unplanned:
-        rows: list[tuple[str, ...]] = [("not planned", "microbatches", "schedule", "because")]
-        for (count, schedule, fault), group in list(unplanned.items())[:SHOWN_REASONS]:
+        rows: list[tuple[str, ...]] = [("not planned", *how, "because")]
+        for (count, schedule, functions, fault), group in list(unplanned.items())[:SHOWN_REASONS]:
             more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-            rows.append((f"{group[0].mesh}{more}", count, schedule, fault))
+            rows.append((f"{group[0].mesh}{more}", count, schedule, *(functions,) * chosen, fault))
         rest = list(chain.from_iterable(list(unplanned.values())[SHOWN_REASONS:]))
         if rest:
             pruned = sum(each.pruned for each in rest)
-            rows.append((f"... {len(rest)} more", "", "", f"{pruned} pruned, {len(rest) - pruned} infeasible"))
+            rows.append(
+                (f"... {len(rest)} more", *("",) * len(how), f"{pruned} pruned, {len(rest) - pruned} infeasible")
+            )
         yield rows
 
 
@@ -467,6 +498,7 @@ def search(
     every = configurations(
         devices, space.axes if axes is None else axes, program.pipeline, microbatches, schedules, chunks, recompute
     )
+    every = [replace(config, taken=taken) for config in every for taken in space.choices]
     bounded = []
     for i, config in enumerate(every, 1):
         progress(f"bounding {i} of {len(every)}: {config}")

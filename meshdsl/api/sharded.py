@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 import jax
 
+from meshdsl.api.alternatives import with_best_alternatives
 from meshdsl.api.ambient import JaxSettings, call_settings, explicit_mesh, explicit_type
 from meshdsl.api.axis_names import inner_of_pmap
 from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest_kind
@@ -535,10 +536,12 @@ class Sharded(Generic[Params, Result]):
                     self._note_changes(error, kind)
                     raise
                 self._typed.add((kind.anywhere, tuple(map(explicit_type, call.leaves))))
-            if devices is None:
-                self._traced[kind.anywhere] = program
             start = self._starts.get(kind) if devices is None else None  # else the program depends on the pins
             stages = CallStages(self.step, options, program, devices, start=start, settings=kind.settings)
+            if program.alternatives and options.plan is None and start is None:
+                stages = with_best_alternatives(stages, partial(trace_for, self.step, options, call, kind))
+            if devices is None:
+                self._traced[kind.anywhere] = stages.traced
             stages = self._after_others(kind, stages)
             if stages.uneven:
                 log.warning("%s: %s", stages.traced.name, "; ".join(shortened(stages.uneven_notes)))

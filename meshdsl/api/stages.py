@@ -69,7 +69,11 @@ Stage = TypeVar("Stage")
 
 
 def trace_for(
-    step: Callable[..., Any], options: Options, call: Call, kind: CallKind
+    step: Callable[..., Any],
+    options: Options,
+    call: Call,
+    kind: CallKind,
+    choices: Iterable[tuple[str, str]] = (),
 ) -> tuple[DeviceMap | None, TracedProgram]:
     """Return the program of a call, the whole batch at once.
 
@@ -77,18 +81,21 @@ def trace_for(
     Arguments are shapes without types over Explicit axes, so that calls with arrays that lie elsewhere are of one kind;
     they have their types only where a ``jax.shard_map`` over such axes compares its specs with them.
 
+    Args:
+      choices: which function is taken of ``md.alternatives``, by name; by default those of the given plan.
+
     Raises:
       TraceError: the step cannot be traced, or its ``in_specs`` are inferred from types.
     """
     keep_cuts, keep = bool(options.pipeline and options.pipeline.axis), options.constraints == "keep"
     checkpoints, roundness = options.keeps_checkpoints, Roundness.of(options.mesh.sizes)
     inside, shapes = options.rules.inside, kind.shapes()
+    choices = tuple(choices or (options.plan.alternatives if options.plan else ()))
     untyped, typed = (replace(call, leaves=tuple(leaves)) for leaves in (shapes, map(typed_shape, call.leaves, shapes)))
 
     def trace(call: Call) -> tuple[DeviceMap | None, TracedProgram]:
-        run = partial(
-            trace_call, step, call, inside, keep_cuts, keep=keep, roundness=roundness, checkpoints=checkpoints
-        )
+        settings: dict[str, Any] = {"keep": keep, "roundness": roundness, "checkpoints": checkpoints}
+        run = partial(trace_call, step, call, inside, keep_cuts, choices=choices, **settings)
         return trace_found(lambda devices: run(devices=devices), options, call)
 
     try:
@@ -139,6 +146,8 @@ class CallStages:
       start: a plan of the same program under other pins, from which planning starts.
       former: the stages of another kind, whose layouts are taken over.
       settings: of jax, under which the stages run; default is those set now.
+      chosen: the program and its plan, where one of several alternatives has been chosen (``api.alternatives``).
+      rivals: the stages with other alternatives.
     """
 
     step: Callable[..., Any]
@@ -148,6 +157,8 @@ class CallStages:
     start: PlannedProgram | None = None
     former: "CallStages | None" = None
     settings: JaxSettings = field(default_factory=JaxSettings.current)
+    chosen: PlannedProgram | None = None
+    rivals: tuple["CallStages", ...] = ()
 
     @cached_property
     def _stated(self) -> ResolvedTable:
@@ -233,6 +244,8 @@ class CallStages:
     def planned(self) -> PlannedProgram:
         """The program that runs and its plan: the given plan if it fits, else a new one."""
         o = self.options
+        if self.chosen is not None:
+            return self.chosen
         if o.plan is not None:
             return self._check_given_plan(o.plan)
         start = None if o.pipeline or self.uneven or (o.remat, o.host) != ("off", "off") else self.start
@@ -356,16 +369,27 @@ class CallStages:
     def plan_within(self, memory: float, is_brief: bool = False) -> Plan:
         """Return a new plan of ``program`` within so many bytes per device, in place of the options' limit.
 
+        It is the fastest with any alternative.
+
         Args:
           is_brief: an error says the least memory found, and nothing of larger meshes.
         """
+        plans, faults = list[Plan](), list[MemoryLimitError]()
         with self.settings.lowering():
-            return self._plan(self.user_pins, memory, is_brief).plan
+            for stages in (self, *self.rivals):
+                try:
+                    plans.append(stages._plan(stages.user_pins, memory, is_brief).plan)
+                except MemoryLimitError as error:
+                    faults.append(error)
+        if not plans:
+            raise min(faults, key=lambda error: error.least)
+        simulates = self.options.overlap.simulates
+        return min(plans, key=lambda plan: plan.simulated_seconds if simulates else plan.seconds)
 
     @property
     def new_plan(self) -> PlannedProgram | None:
         """The plan found here, for other pins to start from; None before planning, or if the plan was given."""
-        return None if self.options.plan is not None else vars(self).get("planned")
+        return None if self.options.plan is not None else self.chosen or vars(self).get("planned")
 
 
 def _kept(arrays: Iterable[Array], leaves: Iterable[Leaf]) -> Iterator[tuple[str, Layout]]:

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from meshdsl.layouts.low_bits import LowBits
 from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
@@ -219,6 +219,20 @@ class HeldState:
     results: int | None = None
 
 
+class FunctionChoice(NamedTuple):
+    """Functions with equal results in a step, of which one was traced (``md.alternatives``).
+
+    Args:
+      name: of what is chosen.
+      taken: name of the function that was traced.
+      names: of all of them, in the order given.
+    """
+
+    name: str
+    taken: str
+    names: tuple[str, ...]
+
+
 @dataclass(eq=False)
 class TracedProgram:
     """A traced step: ``inputs`` and ``outputs`` run parallel to the graph's.
@@ -233,6 +247,7 @@ class TracedProgram:
       pipeline: its microbatches and pipeline stages, if it has any.
       unstaged: its graph before it was cut into pipeline stages, the whole batch at once; None without stages.
       low_bits: how much its collectives may round what they send; None for nothing.
+      alternatives: of its functions, those that were chosen among several.
     """
 
     graph: Graph
@@ -250,6 +265,7 @@ class TracedProgram:
     pipeline: Pipelined | None = None
     unstaged: Graph | None = None
     low_bits: LowBits | None = None
+    alternatives: tuple[FunctionChoice, ...] = ()
 
 
 def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:

@@ -139,7 +139,7 @@ def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
 def _form(plan: PlanData) -> tuple[object, ...]:
     """On what the fingerprint of one program depends."""
     hosted, again = tuple(array.path for array in plan.host.arrays) if plan.host else (), plan.recomputation
-    padded = plan.padded, plan.regions, plan.checkpoints
+    padded = plan.padded, plan.regions, plan.checkpoints, plan.alternatives
     return *padded, plan.pipeline and plan.pipeline.asked, tuple(plan.mesh), hosted, again and again.rewrite
 
 
@@ -169,6 +169,7 @@ def _made_for(plan: PlanData) -> Iterator[tuple[str, str]]:
     yield "program", f"{plan.name} {plan.fingerprint[:12]}"
     if plan.low_bits:
         yield "low_bits", plan.low_bits
+    yield from plan.alternatives
     if plan.pipeline:
         found, asked = plan.pipeline, plan.pipeline.asked
         stages = f", {asked.name} over {found.axis}, bubble {found.bubble:.1%}" if found.axis else ""

@@ -190,6 +190,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compiled: str = ""
     low_bits: str = ""
     formats: tuple[tuple[int, str], ...] = ()
+    alternatives: tuple[tuple[str, str], ...] = ()
 
     @property
     def planned_mesh(self) -> Mesh:
@@ -298,7 +299,7 @@ def _content(plan: PlanData) -> dict[str, Any]:
     lacking |= {"exposed": not plan.exposed, "buckets": not s.buckets, "parts": not given["parts"]}
     lacking |= {"rings": not s.rings, "recomputation": plan.recomputation is None, "effort": plan.effort == PROVE}
     lacking |= {"host": plan.host is None, "compiled": not plan.compiled, "checkpoints": plan.checkpoints}
-    lacking |= {"low_bits": not plan.low_bits, "formats": not given["formats"]}
+    lacking |= {"low_bits": not plan.low_bits, "formats": not given["formats"], "alternatives": not plan.alternatives}
     lacking |= {"prefetched": not plan.prefetched, "prefetch": not s.prefetch}
     names = [name for name in PlanFile.__struct_fields__ if not lacking.get(name)]  # earlier files lack them, too
     return {name: given[name] if name in given else getattr(plan, name) for name in names}

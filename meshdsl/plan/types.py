@@ -364,6 +364,7 @@ class PlanData:
       host: what is kept in the host's memory, if anything.
       compiled: of the record of a compiled program (``meshdsl.plan.compiled``), the compiler; empty for plans.
       low_bits: the text of the error budget within which collectives may round; empty if all send in full.
+      alternatives: the functions taken of ``md.alternatives``, by the name of what was chosen.
     """
 
     name: str
@@ -388,6 +389,7 @@ class PlanData:
     host: HostMemory | None = None
     compiled: str = ""
     low_bits: str = ""
+    alternatives: tuple[tuple[str, str], ...] = ()
 
     @property
     def fingerprint(self) -> str:

@@ -12,6 +12,7 @@
    ``composites`` has the JAX code of composite primitives that do not carry it with them.
    ``source`` gives each operation the user's line; ``shardings`` of jax become layouts; ``shard_maps`` reads the user's
    ``jax.shard_map``.
+   ``alternatives`` says which functions the step took where it could take several.
 4. ``checkpoints`` takes the user's ``jax.checkpoint`` out, if asked: operations move to the ``forward_pass``.
 5. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.
 6. ``annotate``    writes how often each body runs and the phase of each operation, and numbers values and operations.
@@ -20,7 +21,7 @@ A trace knows of the mesh only which lengths it divides (``layouts.roundness``),
 are powers of two, unless the step is written for one device.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +33,8 @@ from meshdsl.ir.manual import BOUNDARY
 from meshdsl.layouts.axis_rules import Table
 from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
 from meshdsl.nd.named_array import pinning
+from meshdsl.primitives.alternatives import taking
+from meshdsl.trace.alternatives import alternatives_in
 from meshdsl.trace.annotate import annotate
 from meshdsl.trace.arguments import Call, check_captured, flatten_call
 from meshdsl.trace.checkpoints import CheckpointsTaken, without_checkpoints
@@ -64,6 +67,7 @@ def trace(
     keep: bool = True,
     roundness: Roundness = POWERS_OF_TWO,
     checkpoints: bool = True,
+    choices: Iterable[tuple[str, str]] = (),
 ) -> TracedProgram:
     """Returns the program of one call ``step(*args, **kwargs)``.
 
@@ -76,13 +80,15 @@ def trace(
       keep: constraints that jax's own functions state are kept; else they are ignored, with a note.
       roundness: which lengths the mesh divides.
       checkpoints: the step's ``jax.checkpoint`` stays as written; else it is taken out, with a note.
+      choices: which function is taken of ``md.alternatives``, by name; of others, the first.
 
     Raises:
       TraceError: arguments that are neither arrays nor static, a step that needs values while it is traced, or that
         changes in place what a call cannot give back.
     """
     call = flatten_call(step, args, kwargs, static_argnums, static_argnames)
-    return trace_call(step, call, inside, cuts, keep=keep, roundness=roundness, checkpoints=checkpoints)
+    settings: dict[str, Any] = {"keep": keep, "roundness": roundness, "checkpoints": checkpoints, "choices": choices}
+    return trace_call(step, call, inside, cuts, **settings)
 
 
 @gc_paused
@@ -96,6 +102,7 @@ def trace_call(
     *,
     roundness: Roundness,
     checkpoints: bool = True,
+    choices: Iterable[tuple[str, str]] = (),
 ) -> TracedProgram:
     """Returns the program of a call that has been flattened; other arguments are those of ``trace``.
 
@@ -104,7 +111,7 @@ def trace_call(
     """
     # jaxpr
     pure = PureStep(step, call)
-    with translate_trace_errors(call.name, call.paths, call.leaves), pinning(inside):
+    with translate_trace_errors(call.name, call.paths, call.leaves), pinning(inside), taking(choices):
         closed, results = jax.make_jaxpr(devices.whole(pure) if devices else pure, return_shape=True)(*call.leaves)
         check_captured(call.name, closed.consts)
         changes = pure.changes
@@ -135,5 +142,6 @@ def trace_call(
         warnings=[*notes, *ignored],
         roundness=roundness,
         checkpoints=not found.taken,
+        alternatives=alternatives_in(read),
         spread=any(op.name in BOUNDARY or "by" in op.params or is_stated(op) for _, op in walk(read)),
     )

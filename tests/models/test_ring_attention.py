@@ -1,5 +1,7 @@
 """Ring attention: the numbers of plain attention, in zig-zag order, and blocks that only ever hop."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,12 @@ import pytest
 from flax import nnx
 
 import meshdsl as md
+from meshdsl.layouts import Link
 from meshdsl.models import gpt, llama
+from meshdsl.models.attention import attention
 from meshdsl.models.ring_attention import ring_attention, zigzag, zigzag_batch
 from meshdsl.models.training import model_function, next_token_loss
+from meshdsl.primitives.alternatives import taking
 from tests.models.values import filled, quick
 
 RNG = np.random.default_rng(5)
@@ -23,15 +28,21 @@ def plain(query, key, value, causal):
 
 
 @pytest.mark.parametrize(
-    "causal, dtype, error, fused",
-    [(True, "float32", 2e-6, True), (False, "float32", 2e-6, False), (False, "bfloat16", 2e-2, True)],
+    "causal, dtype, error, fused, given",
+    [
+        (True, "float32", 2e-6, True, "zigzag"),
+        (True, "float32", 4e-6, False, "usual"),
+        (True, "float32", 4e-6, False, "permuted"),
+        (False, "float32", 2e-6, False, "zigzag"),
+        (False, "bfloat16", 2e-2, True, "zigzag"),
+    ],
 )
-def test_values_and_gradients_are_those_of_plain_attention(causal, dtype, error, fused):
+def test_values_and_gradients_are_those_of_plain_attention(causal, dtype, error, fused, given):
     arrays = [jnp.asarray(RNG.normal(size=size), dtype) for size in [(2, 16, 2, 3, 4), (2, 16, 2, 4), (2, 16, 2, 4)]]
-    order = zigzag(16, BLOCKS) if causal else np.arange(16)
+    order = zigzag(16, BLOCKS) if causal and given == "zigzag" else np.arange(16)
 
     def ring(*arrays):
-        made = ring_attention(*(x[:, order] for x in arrays), BLOCKS, causal, fused=fused)
+        made = ring_attention(*(x[:, order] for x in arrays), BLOCKS, causal, fused=fused, order=given)
         return jnp.sum(jnp.sin(made.astype(jnp.float32))), made
 
     def whole(*arrays):
@@ -100,3 +111,59 @@ def test_wide_floats_are_never_narrowed():
 def test_other_shapes_than_those_of_self_attention_are_refused(query, key, value, text):
     with pytest.raises(md.ArgumentError, match=text):
         ring_attention(*map(jnp.ones, (query, key, value)), 2)
+
+
+def long_loss(w, x):
+    q, k, v = (md.named(x, "batch seq heads head") for x in jnp.einsum("bse,cehd->cbshd", x, w))
+    return jnp.mean(attention(q, k, v, variant="auto", blocks=BLOCKS).array ** 2)
+
+
+def long_step(w, x):
+    return w - 0.1 * jax.grad(long_loss)(w, x)
+
+
+@pytest.mark.parametrize(("seq", "taken"), [(64, "products"), (16384, "permuted_ring")])
+def test_the_planner_takes_a_ring_for_long_sequences(seq, taken):
+    shapes = jax.ShapeDtypeStruct((3, 256, 2, 64), jnp.float32), jax.ShapeDtypeStruct((1, seq, 256), jnp.float32)
+    sharded = md.parallelize(long_step, md.Mesh(seq=4, topology="dgx-h100"), {"x": "seq=S(1)", "w": "seq=B"})
+    assert sharded.plan(*shapes).alternatives == (("attention", taken),)
+
+
+@pytest.mark.parametrize("order", ["usual", "permuted"])
+def test_a_batch_in_the_usual_order_runs_in_a_ring(order):
+    """Permuted, what the keys are computed from may be gathered, which is smaller here; blocks hop all the same."""
+
+    def step(w, x):
+        def loss(w):
+            q, k, v = jnp.einsum("bse,cehd->cbshd", x, w)
+            made = ring_attention(q[:, :, :, None], k, v, BLOCKS, layout="seq=S(seq)", order=order)
+            return jnp.mean(made**2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    w, x = (RNG.normal(0, 0.3, shape).astype(np.float32) for shape in [(3, 16, 2, 8), (2, 64, 16)])
+    slow = dataclasses.replace(md.topology("dgx-h100"), name="slow", links=(Link(1e-9, 1e6),))
+    sharded = md.parallelize(step, md.Mesh(seq=4, topology=slow), {"x": "seq=S(1)", "w": "seq=B"})
+    hops = [c for c in sharded.plan(w, x).collectives if c.kind == "collective-permute" and c.trips == BLOCKS - 1]
+    assert len(hops) == 3
+    assert sharded.verify(w, x).equal and sharded.check(w, x).ok
+
+
+def test_models_take_a_batch_in_the_usual_order_if_the_planner_may_choose():
+    """Every variant has the numbers of plain attention: positions, mask and permutation agree."""
+    config = llama.Config(2, 16, 32, 4, 2, 4, seq=16, vocab=32, attend="auto", blocks=BLOCKS)
+    plain = dataclasses.replace(config, attend="products", blocks=1)
+    batch = {name: md.named(RNG.integers(0, 32, (4, 16), np.int32), "batch seq") for name in ("inputs", "targets")}
+    both = [lambda rngs, c=c: llama.Llama(c, rngs) for c in (plain, config)]
+    params = filled(nnx.state(nnx.eval_shape(lambda: both[0](nnx.Rngs(0)))))
+    expected = next_token_loss(model_function(both[0])(params), batch)
+    for variant in ("products", "recomputed", "ring", "permuted_ring"):
+        with taking([("attention", variant)]):
+            found = jax.jit(lambda params: next_token_loss(model_function(both[1])(params), batch))(params)
+        np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+def test_an_unknown_order_is_refused():
+    x = jnp.ones((1, 16, 2, 4))
+    with pytest.raises(md.ArgumentError, match=r"order: no order 'zigzig'; did you mean 'zigzag'\?; it is one of"):
+        ring_attention(x[:, :, :, None], x, x, 4, order="zigzig")

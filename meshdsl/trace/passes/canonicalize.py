@@ -28,7 +28,8 @@ from meshdsl.trace.read_jaxpr import written
 PLACING = frozenset({"sharding_constraint", "layout_constraint", "mesh_cast", "reshard", "device_put"})
 _CASTS = {"vary_unreduced_cast", "reduced_vary_cast"}
 _VARYING = {"pvary", "pcast", "preduced", *_CASTS, *(f"{name}_p" for name in _CASTS)}  # types of the user's shard_map
-ALWAYS_IDENTITIES = PLACING | _VARYING | {"copy", "copy_p", "stop_gradient", "name", "shard_alike", "expect_iterations"}
+_STATED = {"name", "expect_iterations", "alternatives"}
+ALWAYS_IDENTITIES = PLACING | _VARYING | _STATED | {"copy", "copy_p", "stop_gradient", "shard_alike"}
 _CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
 _NEUTRAL = {"mul": 1, "div": 1, "sub": 0}  # second operands; 0.0 added to -0.0 changes its sign
 # Identities whenever shape and dtype stay the same.

@@ -1,0 +1,163 @@
+"""``md.alternatives``: of functions with equal results, the one whose plan is fastest is taken, and what runs is it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.errors import ArgumentError, MemoryLimitError, PlanFileError, TraceError
+
+WIDE, ROWS = 64, 32
+
+
+def filled(*shape):
+    return np.random.default_rng(sum(shape)).normal(0, 0.3, shape).astype(np.float32)
+
+
+def by_columns(x, w):
+    return jnp.tanh(x @ w["up"]) @ w["down"]
+
+
+def by_rows(x, w):
+    """The same, with products of all pairs of an element and a weight."""
+    return jnp.sum(jnp.tanh(jnp.sum(x[:, :, None] * w["up"], 1))[:, :, None] * w["down"], 1)
+
+
+PRODUCT = md.alternatives("product", {"pairs": by_rows, "product": by_columns})
+NORM = md.alternatives("norm", {"mean": lambda x: jnp.mean(x**2), "sum": lambda x: jnp.sum(x**2) / x.size})
+
+
+def loss(w, x):
+    out, _ = jax.lax.scan(lambda x, _: (PRODUCT(x, w), None), x, length=2)
+    return NORM(out)
+
+
+def step(w, x):
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w, x))
+
+
+W, X = {"up": filled(16, WIDE), "down": filled(WIDE, 16)}, filled(ROWS, 16)
+PINS = {"x": "data=S(0)"}
+
+
+def test_the_fastest_is_taken_and_runs():
+    sharded = md.parallelize(step, "data=8", PINS)
+    plan = sharded.plan(W, X)
+    assert dict(plan.alternatives)["product"] == "product"
+    note = next(note for note in plan.notes if note.startswith("alternatives of product: product is taken; pairs "))
+    only = md.parallelize(
+        lambda w, x: jax.grad(lambda w, x: NORM(by_columns(by_columns(x, w), w)))(w, x), "data=8", PINS
+    )
+    assert "product" in note and only.plan(W, X).alternatives
+    assert any("dot_general" in name for name in plan.operations) and sharded.verify(W, X).equal
+    assert sharded.check(W, X).ok  # beside the first function
+
+
+def test_each_is_planned_as_if_it_were_alone():
+    """The plan is that of the step that says one function."""
+    seconds = {}
+    for name, function in {"pairs": by_rows, "product": by_columns}.items():
+
+        def alone(w, x, function=function):
+            return jnp.mean(function(function(x, w), w) ** 2)
+
+        seconds[name] = md.parallelize(alone, "data=8", PINS).plan(W, X).seconds
+
+    def both(w, x):
+        return jnp.mean(PRODUCT(PRODUCT(x, w), w) ** 2)
+
+    plan = md.parallelize(both, "data=8", PINS).plan(W, X)
+    assert plan.seconds == pytest.approx(min(seconds.values()))
+    assert dict(plan.alternatives) == {"product": min(seconds, key=seconds.get)}
+
+
+def test_a_step_that_fits_with_none_says_what_each_needs():
+    with pytest.raises(MemoryLimitError, match=r"no plan fits memory=100 B per device") as error:
+        md.parallelize(step, "data=8", PINS, memory="100B").plan(W, X)
+    note = error.value.__notes__[0]
+    assert note.startswith("alternatives of product: none has a plan; pairs does not fit: the least found has ")
+
+
+def test_a_saved_plan_runs_what_it_took(tmp_path):
+    plan = md.parallelize(step, "data=8", PINS).plan(W, X)
+    plan.save(tmp_path / "p.json")
+    loaded = md.load_plan(tmp_path / "p.json")
+    assert loaded == plan and loaded.alternatives == plan.alternatives
+    again = md.parallelize(step, "data=8", PINS, plan=loaded)
+    assert again.verify(W, X).equal
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), again(W, X), jax.jit(step)(W, X))
+    renamed = md.alternatives("product", {"pairs": by_rows, "matrix": by_columns})
+    with pytest.raises(ArgumentError, match=r"alternatives 'product': 'product' is none of pairs, matrix"):
+        md.parallelize(lambda w, x: renamed(x, w), "data=8", plan=loaded).plan(W, X)
+    with pytest.raises(PlanFileError):
+        md.parallelize(lambda w, x: by_columns(x, w), "data=8", plan=loaded).plan(W, X)
+
+
+def test_search_plans_every_choice_that_its_bound_does_not_exclude():
+    found = md.search(step, W, X, devices=8, topology="dgx-h100", axes=("data", "model"))
+    assert len(found.candidates) == 4 * 4 and dict(found.best.config.taken)["product"] == "product"
+    assert "product=product,norm=" in str(found) and found.best.plan.alternatives == found.best.config.taken
+
+
+def test_what_does_not_fit_is_left_out():
+    kept = partial(by_columns, w=W)
+    layer = md.alternatives("residuals", {"kept": kept, "recomputed": jax.checkpoint(kept)})
+
+    def one(x):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(jax.lax.scan(lambda x, _: (layer(x), None), x, length=6)[0])))(x)
+
+    x = filled(256, 16)
+    curve = md.parallelize(one, "data=8", PINS).frontier(x, points=3)
+    assert [dict(each.plan.alternatives)["residuals"] for each in curve.points] == ["recomputed", "kept"]
+    least = curve.points[0].plan.memory
+    plan = md.parallelize(one, "data=8", PINS, memory=f"{least}").plan(x)
+    assert plan.memory == least and plan.alternatives == (("residuals", "recomputed"),)
+    assert "recomputed is taken; kept does not fit: the least found has " in plan.notes[-1]
+
+
+def test_a_function_that_refuses_is_left_out():
+    def refuse(x, w):
+        raise ArgumentError("no sequence of 32 rows")
+
+    chosen = md.alternatives("product", {"product": by_columns, "ring": refuse})
+    plan = md.parallelize(lambda w, x: chosen(x, w), "data=8", PINS).plan(W, X)
+    assert plan.notes[-1].endswith("ring cannot be planned: no sequence of 32 rows")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: md.alternatives("a b", {"one": len, "two": len}), r"alternatives: 'a b' is no name"),
+        (lambda: md.alternatives("a", {"one": len}), r"alternatives 'a': 1 given, there is nothing to choose"),
+        (lambda: md.alternatives("a", {"one": len, "two": 2}), r"alternatives 'a': two 2 is an int, not a function"),
+    ],
+)
+def test_bad_arguments(call, text):
+    with pytest.raises(ArgumentError, match=text):
+        call()
+
+
+def test_other_results_are_an_error():
+    other = md.alternatives("cast", {"wide": lambda x: x, "narrow": lambda x: x.astype(jnp.bfloat16)})
+    with pytest.raises(TraceError, match=r"with 'narrow', .* returns result bfloat16\[32,16\] instead of .*float32"):
+        md.parallelize(lambda x: other(x), "data=8").plan(X)
+
+
+def test_one_name_of_different_functions_is_an_error():
+    first = md.alternatives("product", {"pairs": by_rows, "product": by_columns})
+    second = md.alternatives("product", {"product": by_columns, "pairs": by_rows})
+    with pytest.raises(
+        ArgumentError, match=r"alternatives 'product' at .*: of product, pairs, elsewhere of pairs, product"
+    ):
+        md.parallelize(lambda w, x: first(x, w) + second(x, w), "data=8").plan(W, X)
+
+
+def test_jitted_functions_are_traced_anew():
+    """Caches of jax tell the choices apart."""
+    inner = jax.jit(lambda x, w: PRODUCT(x, w))
+    for _ in range(2):
+        plan = md.parallelize(lambda w, x: inner(x, w), "data=8", PINS).plan(W, X)
+        assert dict(plan.alternatives) == {"product": "product"} and "pairs" in plan.notes[-1]
