@@ -154,11 +154,16 @@ def _custom_call(devices: Devices, at: Operation, *args: Array) -> Value:
     raise Unreadable(f"a call of {target}")
 
 
+def _factors(whole: Sequence[int], local: Sequence[int]) -> tuple[int, ...]:
+    """Into how many blocks each dim is cut; dims without elements are whole."""
+    return tuple(n // m if m else 1 for n, m in zip(whole, local, strict=True))
+
+
 def _entered(devices: Devices, at: Operation, x: Array) -> Array:
     """Blocks over the axes of a shard_map; those of other axes, which are inside them, are not cut."""
     sharding = Operation(at.read[0]).attributes.get("sharding", "{replicated}")
     whole, local = x.shape[1:], at.type.dims
-    factors = tuple(n // m for n, m in zip(whole, local, strict=True))
+    factors = _factors(whole, local)
     blocks = blocks_of(sharding, len(whole), devices.count).divided(factors)
     return np.stack(blocks.cut(x))
 
@@ -167,7 +172,7 @@ def _each_cut(devices: Devices, at: Operation, args: Sequence[Value]) -> Value:
     """The same of all operands of a shard_map that no partitioner has read yet."""
 
     def cut(x: Array, local: ArrayType, text: str) -> Array:
-        factors = tuple(n // m for n, m in zip(x.shape[1:], local.dims, strict=True))
+        factors = _factors(x.shape[1:], local.dims)
         return np.stack(blocks_of(text, len(factors), devices.count).divided(factors).cut(x))
 
     ends = zip(args, at.types, _stated(devices, at, "in_shardings"), strict=True)
@@ -179,7 +184,7 @@ def _each_joined(devices: Devices, at: Operation, args: Sequence[Value]) -> Valu
     """The whole arrays of all results of a shard_map that no partitioner has read yet."""
 
     def joined(x: Array, whole: ArrayType, text: str) -> Array:
-        factors = tuple(n // m for n, m in zip(whole.dims, x.shape[1:], strict=True))
+        factors = _factors(whole.dims, x.shape[1:])
         return blocks_of(text, len(factors), devices.count).divided(factors).joined(_all(devices, x), whole.dims)
 
     ends = zip(args, at.types, _stated(devices, at, "out_shardings"), strict=True)
@@ -201,7 +206,7 @@ def _left(devices: Devices, at: Operation, x: Array) -> Array:
         if whole != x.shape[1:]:
             raise Unreadable("blocks of a shard_map inside another")
         return x
-    factors = tuple(n // m for n, m in zip(whole, x.shape[1:], strict=True))
+    factors = _factors(whole, x.shape[1:])
     blocks = blocks_of(at.attributes.get("sharding", "{replicated}"), len(whole), devices.count).divided(factors)
     return blocks.joined(_all(devices, x), whole)
 

@@ -145,3 +145,12 @@ def test_constants_are_rounded_to_their_type_where_programs_have_them_folded():
     key = jax.eval_shape(lambda: jax.random.key(0))
     report = md.parallelize(step, "data=8", {"x": "data=S(0)"}).verify(jax.ShapeDtypeStruct((64, 8), "bfloat16"), key)
     assert report.sums.agreeing == ("the result",)
+
+
+def test_positions_without_elements_are_cut_into_no_blocks():
+    """An update of all rows is a scatter at an array of no positions, an operand of the compiled shard_map."""
+
+    def step(x):
+        return md.constrain(x.at[:].set(x * 2), "data=B")
+
+    assert md.parallelize(step, md.Mesh(data=4), {"x": "data=S(0)"}).verify(jnp.ones((16, 8))).equal

@@ -8,7 +8,7 @@ collective on a value that XLA removes, merges or moves out of a loop would be c
     ------------------------------------------------------------------------------------------------------------------
     remove_identities             canonicalize      first: identities hide the patterns and equal expressions below
     mask_to_select                canonicalize      before loops are left: XLA sees products with masks inside them
-    materialize_empty             canonicalize      before slices are pushed through sums of nothing, which pads leave
+    materialize_constants         canonicalize      before slices are pushed through sums of nothing, which pads leave
     push_slices                   push_slices       before rolls and pads, whose slices it leaves
     find_rolls                    rolls             before shifts: a roll is the better form where both match
     find_permutations             permutations      after rolls; before cse, which is to see equal permutations
@@ -43,7 +43,7 @@ from meshdsl.trace.passes.align_shifts import align_shifts
 from meshdsl.trace.passes.canonicalize import (
     fold_broadcast_slices,
     mask_to_select,
-    materialize_empty,
+    materialize_constants,
     remove_identities,
 )
 from meshdsl.trace.passes.cse import cse
@@ -67,7 +67,7 @@ def passes(roundness: Roundness) -> tuple[Pass, ...]:
     return (
         remove_identities,
         mask_to_select,
-        materialize_empty,
+        materialize_constants,
         partial(push_slices, roundness=roundness),
         find_rolls,
         find_permutations,

@@ -1,4 +1,4 @@
-"""Canonicalisation: identities, products with masks, empty arrays and slices of broadcasts get one form.
+"""Canonicalisation: identities, products with masks, constant results and slices of broadcasts get one form.
 
 The compiler makes the same rewrites. Left in the graph, these patterns would hide that two values are one, or that a
 result needs no operand, and the compiled program would communicate less than planned.
@@ -18,7 +18,7 @@ from jax.lax import broadcast_in_dim_p
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.rewrite import Table, broadcast_params, fresh_ids, in_bodies, substitute, values, with_ops
 from meshdsl.rules.elementwise import is_zero
-from meshdsl.trace.read_jaxpr import written
+from meshdsl.trace.read_jaxpr import literal, written
 
 # ---- Identities ------------------------------------------------------------------------------------------------------
 # The planner chooses layouts, so placing an array on devices, or a sharding without names of axes, is an identity as
@@ -41,6 +41,7 @@ def remove_identities(graph: Graph) -> Graph:
     """Returns the graph without identities: their consumers read the operand instead."""
     table: Table = {}
     reshaped: dict[int, Value] = {}
+    parts: dict[int, Sequence[Atom]] = {}  # of complex numbers
     ops: list[Op] = []
     for op in graph.ops:
         op = in_bodies(remove_identities, substitute(op, table))
@@ -50,7 +51,7 @@ def remove_identities(graph: Graph) -> Graph:
             continue
         if op.name == "concatenate":  # likewise
             op = replace(op, inputs=tuple(x for x in op.inputs if 0 not in x.shape) or op.inputs)
-        known = op.inputs if _is_identity(op) else _second(op) or _before_reshapes(op, reshaped)
+        known = op.inputs if _is_identity(op) else _second(op) or _before_reshapes(op, reshaped) or _part(op, parts)
         if known:
             table.update({out.id: x for out, x in zip(op.outputs, known, strict=False)})
         else:
@@ -92,6 +93,14 @@ def _before_reshapes(op: Op, reshaped: dict[int, Value]) -> Sequence[Atom]:
         return ()
     reshaped[made.id] = first = reshaped.get(x.id, x)
     return (first,) if first.shape == made.shape else ()
+
+
+def _part(op: Op, parts: dict[int, Sequence[Atom]]) -> Sequence[Atom]:
+    """The real or imaginary part that a complex number was made of; records the parts of ``op`` if it makes one."""
+    if op.name == "complex":
+        parts[op.outputs[0].id] = op.inputs
+    known = parts.get(op.inputs[0].id) if op.name in ("real", "imag") else None
+    return () if known is None else (known[op.name == "imag"],)
 
 
 def _second(op: Op) -> Sequence[Atom]:
@@ -192,19 +201,24 @@ def _choice(mask: jax.Array, x: jax.Array) -> jax.Array:
     return lax.select(mask, x, lax.full_like(x, 0))
 
 
-# ---- Empty -----------------------------------------------------------------------------------------------------------
+# ---- Constant results ------------------------------------------------------------------------------------------------
 # Arrays without elements are created by a broadcast of zero: they need no operand, which could be resharded in vain.
 # A padded empty array is the padding, and the sum of one is zero. Where autodiff adds such zeros to a cotangent, as in
 # the gradient of a roll by no places, it would not have added them had it known.
+# Integers that cancel, as in x * 0, x - x or x == x, need no operand either; floats do not, as they may be infinite.
 
 
-def materialize_empty(graph: Graph) -> Graph:
-    """Returns the graph with broadcasts in place of operations that return only empty arrays, or pad one."""
+_WITH_ITSELF = {"sub": 0, "xor": 0, "eq": 1, "le": 1, "ge": 1, "ne": 0, "lt": 0, "gt": 0}  # of x and x
+_ABSORBING = ("mul", "and", "or")  # of any x and one number: all bits for "or", else 0
+
+
+def materialize_constants(graph: Graph) -> Graph:
+    """Returns the graph with broadcasts in place of operations whose results do not depend on their operands."""
     table: Table = {}
     zeros: set[int] = set()
     ops: list[Op] = []
     for op in graph.ops:
-        op = in_bodies(materialize_empty, substitute(op, table))
+        op = in_bodies(materialize_constants, substitute(op, table))
         rest = [x for x in op.inputs if x.id not in zeros] if op.name == "add_any" else []
         if len(rest) == 1:
             table[op.outputs[0].id] = rest[0]
@@ -222,7 +236,32 @@ def _simplest(op: Op) -> tuple[Op, ...]:
         return (_made_of(_zero(op.outputs[0]), op.outputs[0], op),)
     if op.name == "pad" and 0 in op.inputs[0].shape:
         return (_made_of(op.inputs[1], op.outputs[0], op),)
-    return (op,)
+    constant = _cancelled(op)
+    return (op,) if constant is None else (_made_of(literal(constant, op.outputs[0].dtype), op.outputs[0], op),)
+
+
+def _cancelled(op: Op) -> int | None:
+    """The only element of a result that is the same whatever the operands are; None for other results."""
+    if op.name == "integer_pow":
+        return 1 if op.params["y"] == 0 else None
+    if op.name not in (*_WITH_ITSELF, *_ABSORBING) or not all(map(_is_integer, op.inputs)):
+        return None
+    first, second = op.inputs
+    if isinstance(first, Value) and isinstance(second, Value):
+        return _WITH_ITSELF.get(op.name) if first is second else None
+    number = second if isinstance(second, Literal) else first
+    found = int(number.value) if isinstance(number, Literal) and op.name in _ABSORBING else None
+    return found if found is not None and found == (_all_bits(number.dtype) if op.name == "or" else 0) else None
+
+
+def _all_bits(dtype: Any) -> int:
+    if jnp.issubdtype(dtype, np.bool_):
+        return 1
+    return int(jnp.iinfo(dtype).max) if jnp.issubdtype(dtype, np.unsignedinteger) else -1
+
+
+def _is_integer(x: Atom) -> bool:
+    return bool(jnp.issubdtype(x.dtype, np.integer) or jnp.issubdtype(x.dtype, np.bool_))
 
 
 def _is_idle(op: Op) -> bool:

@@ -3,11 +3,12 @@
     m = [[False, False], ...]               a row of a table of ticks, all alike
     y = select_n m[t] a b            y = a
     y = cond 1 f g x                 y = g x
+    y = while False f x              y = x
 
-Compilers fold such selections and conditionals, and drop what led to ``b``, with its collectives; a plan has to do so
-first. A choice is known if it is one number, computed from constants alone (``jnp.digitize`` compares the ends of its
-bins), or if all elements of the array that it is made of are equal; through reshapes, slices and casts, and as what a
-loop reads of that array in every iteration.
+Compilers fold such selections, conditionals and loops, and drop what led to ``b``, with its collectives; a plan has to
+do so first. A choice is known if it is one number, computed from constants alone (``jnp.digitize`` compares the ends of
+its bins), or if all elements of the array that it is made of are equal; through reshapes, slices and casts, and as what
+a loop reads of that array in every iteration.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ _READ = frozenset({PortRole.CONST, PortRole.SLICE, PortRole.OPERAND})
 
 
 def fold_known_choices(graph: Graph) -> Graph:
-    """Returns the graph with the case that is taken in place of each known ``select_n`` and ``cond``."""
+    """Returns the graph with the case that is taken in place of each known choice."""
     return _folded(graph, KnownValues(), {})
 
 
@@ -44,14 +45,21 @@ def _folded(graph: Graph, known: KnownValues, given: Mapping[int, Any]) -> Graph
         known.enter(op)
         if op.bodies:
             op = _with_folded_bodies(op, known, given)
-        which = _element(op.inputs[0], known, given) if op.name in ("select_n", "cond") else None
-        if which is None:
+        which = _element(_decider(op), known, given) if op.name in ("select_n", "cond", "while") else None
+        if which is None or (op.name == "while" and which):
             ops.append(op)
+        elif op.name == "while":
+            table.update({v.id: x for v, x in zip(op.outputs, op.inputs[-len(op.outputs) :], strict=True)})
         elif op.name == "cond":
             ops += inlined(op, int(np.clip(int(which), 0, len(op.bodies) - 1)), table)
         else:
             table[op.outputs[0].id] = op.inputs[1 + int(np.asarray(which).astype(op.inputs[0].dtype))]
     return with_ops(graph, ops)
+
+
+def _decider(op: Op) -> Atom:
+    """What decides which case is taken, or whether a loop goes on."""
+    return op.bodies[0].returned[0] if op.name == "while" else op.inputs[0]
 
 
 def _with_folded_bodies(op: Op, known: KnownValues, given: Mapping[int, Any]) -> Op:

@@ -11,7 +11,7 @@ from meshdsl.api.stages import SLOW_DEVICES
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Literal, walk
 from meshdsl.trace import trace
-from meshdsl.trace.passes.canonicalize import materialize_empty, remove_identities
+from meshdsl.trace.passes.canonicalize import materialize_constants, remove_identities
 from meshdsl.trace.passes.cse import cse
 from meshdsl.trace.passes.dce import dce
 from meshdsl.trace.passes.duplicate import LONGEST, clone_cheap_constants
@@ -113,6 +113,49 @@ def test_identities_on_dims_of_one_go(identity):
 )
 def test_what_changes_something_stays(change):
     assert len(cleaned(change, X, by=remove_identities).ops) > 1
+
+
+@pytest.mark.parametrize(
+    "cancelled",
+    [
+        lambda x: x * 0,
+        lambda x: 0 * x,
+        lambda x: x & 0,
+        lambda x: x | -1,
+        lambda x: x.astype(jnp.uint8) | np.uint8(255),
+        lambda x: (x > 1) | True,
+        lambda x: (x > 1) & False,
+        lambda x: x - x,
+        lambda x: x ^ x,
+        *[lambda x, compare=compare: getattr(x, compare)(x) for compare in ("__eq__", "__ne__", "__lt__", "__ge__")],
+        lambda x: x.astype(float) ** 0,
+    ],
+)
+def test_what_cancels_reads_nothing(cancelled):
+    x = jnp.arange(-2, 7).reshape(3, 3)
+    graph = dce(cleaned(cancelled, x, by=materialize_constants))
+    assert names(graph) == ["broadcast_in_dim", "return"]
+    (found,) = run_graph(graph, [x])
+    assert (found.dtype, found.tolist()) == (cancelled(x).dtype, cancelled(x).tolist())
+
+
+@pytest.mark.parametrize(
+    "stays", [lambda x: x * 0.0, lambda x: x - x, lambda x: x == x, lambda x: x.astype(int) | 1, lambda x: x**1.5]
+)
+def test_what_does_not_cancel_stays(stays):
+    x = jnp.array([1.0, jnp.inf, -jnp.inf, 2.0])
+    graph = dce(cleaned(stays, x, by=materialize_constants))
+    assert names(graph)[-2] != "broadcast_in_dim"
+    np.testing.assert_array_equal(*run_graph(graph, [x]), stays(x))
+
+
+def test_parts_of_a_complex_number_are_what_it_was_made_of():
+    def step(x, y):
+        z = jax.lax.complex(x, y)
+        return jnp.real(z), jnp.imag(z)
+
+    graph = dce(cleaned(step, X, X, by=remove_identities))
+    assert names(graph) == ["return"] and graph.returned == graph.inputs
 
 
 def test_unread_operations_go():
@@ -416,7 +459,7 @@ def test_empty_arrays_need_no_operand():
     def step(x):
         return x[1:1] * 2, jax.lax.scan(lambda total, y: (total + y[:0].sum(), y[:0]), 0.0, x)
 
-    graph = cleaned(lambda x: step(x), X, by=lambda graph: dce(materialize_empty(graph)))
+    graph = cleaned(lambda x: step(x), X, by=lambda graph: dce(materialize_constants(graph)))
     assert names(graph) == ["broadcast_in_dim", "scan", "return"]
     assert names(graph.ops[1].bodies[0])[0] == "broadcast_in_dim"
     plan = md.parallelize(lambda x: x[1:1], md.Mesh(x=2), {"x": "x=S(0)"}, {"**": "x=B"}).plan(X)
@@ -425,7 +468,7 @@ def test_empty_arrays_need_no_operand():
 
 def test_a_padded_array_without_elements_is_the_padding():
     graph = cleaned(
-        lambda x: jax.lax.pad(x[:0], 2.0, ((1, 3, 0), (0, 0, 0))), X, by=lambda g: dce(materialize_empty(g))
+        lambda x: jax.lax.pad(x[:0], 2.0, ((1, 3, 0), (0, 0, 0))), X, by=lambda g: dce(materialize_constants(g))
     )
     assert names(graph) == ["broadcast_in_dim", "return"]
     assert np.array_equal(run_graph(graph, [jnp.ones((4, 4))])[0], np.full((4, 4), 2.0))
@@ -439,7 +482,7 @@ def test_no_zeros_of_empty_arrays_are_added_to_cotangents():
         lambda x, y: jax.vjp(step, x)[1](y),
         X,
         jax.ShapeDtypeStruct((4, 4), X.dtype),
-        by=lambda graph: dce(materialize_empty(graph)),
+        by=lambda graph: dce(materialize_constants(graph)),
     )
     assert names(graph).count("add_any") == 1
 

@@ -66,6 +66,16 @@ def test_a_branch_that_is_known_to_be_taken_is_inlined(index):
     assert sharded.verify(X).equal and sharded.check(X).ok
 
 
+def test_a_loop_that_does_not_begin_is_its_operands():
+    def step(x):
+        halved = jax.lax.while_loop(lambda x: jnp.asarray(1) > 2, lambda x: x / 2, x + 1)
+        return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, halved)
+
+    assert names(step, X).count("while") == 1
+    sharded = md.parallelize(step, md.Mesh(data=4), {"x": "data=S(0)"})
+    assert sharded.verify(X).equal and sharded.check(X).ok
+
+
 def test_branches_by_platform_stay():
     assert "cond" in names(lambda x: jax.lax.platform_dependent(x, cpu=jnp.sin, tpu=jnp.cos), X)
 
