@@ -45,7 +45,7 @@ from meshdsl.layouts.roundness import Roundness
 from meshdsl.layouts.topology import Link, Topology, no_host_memory
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding.uneven_pins import UnevenPins, padded_variant
-from meshdsl.pins import GivenLayouts, ResolvedTable, UserPins, fit_constraints, overridden_pins
+from meshdsl.pins import GivenLayouts, ResolvedTable, UserPins, fit_constraints, nearly_replaced, overridden_pins
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.types import Array
@@ -181,6 +181,7 @@ class CallStages:
         program = check_rules(fit_constraints(self.traced, self.options.mesh))
         unused = self.user_pins.unused_rules(program)
         notes = [*program.notes, *self.options.notes, *unused, *self._stated.notes]
+        notes += nearly_replaced(program)
         notes += overridden_pins(self.options.layouts.on(self.options.mesh), program)
         warnings, low_bits = [*program.warnings, *unused], self.options.low_bits
         return replace(program, notes=notes, warnings=warnings, low_bits=low_bits)

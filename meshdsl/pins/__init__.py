@@ -17,7 +17,7 @@ from ``constrain`` operations inside the step. The planner treats them as constr
 
 from meshdsl.pins.constraints import fit_constraints
 from meshdsl.pins.given import AS_GIVEN, GivenLayouts, place_of
-from meshdsl.pins.read import UserPins, make_pins, overridden_pins, replaced_inputs
+from meshdsl.pins.read import UserPins, make_pins, nearly_replaced, overridden_pins, replaced_inputs
 from meshdsl.pins.sharding_trees import spread
 from meshdsl.pins.strategies import LayoutTable, ResolvedTable
 
@@ -29,6 +29,7 @@ __all__ = [
     "UserPins",
     "fit_constraints",
     "make_pins",
+    "nearly_replaced",
     "overridden_pins",
     "place_of",
     "replaced_inputs",

@@ -353,10 +353,16 @@ class _Subtree:
     depth: int
 
     @cached_property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> tuple[tuple[Components, tuple[int, ...], str], ...]:
         """Paths below the subtree's root, shapes and dtypes; equal for subtrees that can replace each other."""
         leaves = [(i, self.leaves[i]) for i in self.members]
         return tuple([(self._path(i)[self.depth :], leaf.shape, _text(leaf.dtype)) for i, leaf in leaves])
+
+    def resembles(self, other: "_Subtree") -> bool:
+        """Whether a subtree has the same paths below its root, and half of the leaves, or more, have the same types."""
+        pairs = list(zip(self.key, other.key, strict=False))
+        same_paths = len(self.key) == len(other.key) and all(a[0] == b[0] for a, b in pairs)
+        return same_paths and len(pairs) > 1 and 2 * sum(a == b for a, b in pairs) >= len(pairs)
 
     def children(self) -> "list[_Subtree]":
         """Returns the subtrees one path component below."""
@@ -401,6 +407,33 @@ def replaced_inputs(program: TracedProgram) -> list[int | None]:
     found = follows([program.inputs[i] for i in inputs], [program.outputs[i] for i in outputs])
     sources = {**written, **{i: inputs[j] for i, j in zip(outputs, found, strict=True) if j is not None}}
     return [sources.get(i) for i in range(len(program.outputs))]
+
+
+def nearly_replaced(program: TracedProgram) -> list[str]:
+    """Returns a note per argument that a result would replace, if some of its leaves had not other types.
+
+    Such an argument is not donated, so old and new state are held at once, mostly by mistake: a moment of an optimizer
+    that was initialised in another dtype, a counter that became a float.
+    """
+    replaced, notes = replaced_inputs(program), list[str]()
+    kept = [a for a in _arguments(program.inputs) if not {*a.members} & {*replaced}]
+    pending = [_Subtree(program.outputs, tuple(range(len(program.outputs))), 0)]
+    while pending:
+        result = pending.pop(0)
+        argument = next((a for a in kept if a.resembles(result)), None)
+        if argument is None:
+            pending = [*result.children(), *pending]
+            continue
+        kept.remove(argument)
+        pairs = [(program.inputs[i], program.outputs[j]) for i, j in zip(argument.members, result.members, strict=True)]
+        changed = [(a, b) for a, b in pairs if (a.shape, a.dtype) != (b.shape, b.dtype)]
+        before, after = changed[0]
+        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+        notes.append(
+            f"{split_path(before.path)[0]} is not replaced, and both are held: {before.path} is {before.type}, and "
+            f"{after.path or 'the result'} {after.type}{more}"
+        )
+    return notes
 
 
 def _arguments(inputs: Sequence[Leaf]) -> list[_Subtree]:

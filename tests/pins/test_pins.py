@@ -11,7 +11,7 @@ from meshdsl.errors import PinError
 from meshdsl.ir.graph import Graph, Leaf, Op, TracedProgram, Value
 from meshdsl.layouts import B, Layout, Mesh, P, S
 from meshdsl.layouts.axis_rules import Rules
-from meshdsl.pins import make_pins
+from meshdsl.pins import make_pins, nearly_replaced
 from meshdsl.pins.conflicts import contradictions, merge
 from tests.programs import F32, MESH, boundary, leaf, line
 
@@ -92,6 +92,15 @@ def test_a_nested_result_follows():
 def test_another_dtype_or_key_does_not_follow():
     assert follows([leaf("w", 4)], [leaf("0", 4, dtype="bfloat16")]) == (None,)
     assert follows([leaf("p/a", 4)], [leaf("0/b", 4)]) == (None,)
+
+
+def test_a_state_of_which_one_leaf_changes_its_type_is_noted():
+    state, x = [leaf("state/m", 8), leaf("state/n"), leaf("state/v", 8)], leaf("x", 8)
+    new = [leaf("0/m", 8), leaf("0/n", dtype="bfloat16"), leaf("0/v", 8), leaf("1")]
+    (note,) = nearly_replaced(boundary([*state, x], new))
+    assert note == "state is not replaced, and both are held: state/n is float32[], and 0/n bfloat16[]"
+    assert not nearly_replaced(boundary([*state, x], [leaf("0/m", 8), leaf("0/n"), leaf("0/v", 8), leaf("1")]))
+    assert not nearly_replaced(boundary([*state, x], [leaf("0/m", 4), leaf("0/n"), leaf("0/v", 4)]))
 
 
 def test_starred_arguments_follow_one_by_one():
