@@ -58,7 +58,7 @@ def with_best_alternatives(stages: CallStages, trace: Trace) -> CallStages:
     """Return the stages of the fastest plan among the alternatives of a step.
 
     Args:
-      stages: of the step with the first function of each.
+      stages: of the step with the first function of each, or with those of an earlier plan of the same call.
       trace: returns the step's program with other functions, and the devices that it is written for, if it is.
 
     Raises:
@@ -71,10 +71,15 @@ def with_best_alternatives(stages: CallStages, trace: Trace) -> CallStages:
             devices, program = trace(choices)
         except MeshDSLError as error:
             return _TriedFunction(function, stages, error)
+        except Exception as error:
+            error.add_note(f"{function!r} of alternatives was taken, instead of the first")
+            raise
         _check_same_results(stages.traced, program, function)
-        tried = replace(stages, traced=program, devices=devices)
-        rivals.append(tried)
-        return planned(function, tried, MeshDSLError)
+        tried = replace(stages, traced=program, devices=devices, start=None)
+        trial = planned(function, tried, MeshDSLError)
+        if isinstance(trial.planned, PlannedProgram | MemoryLimitError):
+            rivals.append(tried)
+        return trial
 
     def planned(function: str, tried: CallStages, caught: type[MeshDSLError]) -> _TriedFunction:
         try:

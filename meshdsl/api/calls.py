@@ -91,8 +91,12 @@ class CallKind:
 
     def is_same_but_weak(self, other: "CallKind") -> bool:
         """Whether the two differ in nothing but weak types, and what a tree holds beside its arrays."""
-        facts = attrgetter("static", "settings", "paths", "lies")
-        return facts(self) == facts(other) and [x[:2] for x in self.leaves] == [x[:2] for x in other.leaves]
+        facts = attrgetter("static", "settings", "lies")
+        return facts(self) == facts(other) and self.has_arrays_of(other)
+
+    def has_arrays_of(self, other: "CallKind") -> bool:
+        """Whether the arrays of the two have the same paths, shapes and dtypes."""
+        return self.paths == other.paths and [x[:2] for x in self.leaves] == [x[:2] for x in other.leaves]
 
     def differences(self, before: "CallKind") -> list[str]:
         """Return a line per thing that is different from ``before``; of several arrays the first stands for all."""

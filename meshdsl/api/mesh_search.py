@@ -234,11 +234,22 @@ class ConfigurationSearch:
 
     @property
     def choices(self) -> list[Choices]:
-        """All ways to take functions of ``md.alternatives``."""
-        if self.on_devices:
-            return [()]
-        pairs = [[(each.name, function) for function in each.names] for each in self.traced.alternatives]
-        return list(product(*pairs))
+        """All ways to take functions of ``md.alternatives``, also of those that only some functions say."""
+        found, due = list[Choices](), [Choices(())]
+        while due and not self.on_devices:
+            taken = due.pop()
+            try:
+                offered = self._traced_with(taken).alternatives
+            except MeshDSLError:  # the search says so of each mesh
+                if not taken:
+                    raise
+                offered = ()
+            new = next((each for each in offered if each.name not in dict(taken)), None)
+            if new is None:
+                found.append(taken)
+            else:
+                due += [(*taken, (new.name, function)) for function in reversed(new.names)]
+        return found or [()]
 
     def _traced_with(self, taken: Choices) -> TracedProgram:
         """Return the program with some functions of ``md.alternatives``, its user-defined rules checked.

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import jax
 
-from meshdsl.api.alternatives import with_best_alternatives
+from meshdsl.api.alternatives import Choices, Trace, with_best_alternatives
 from meshdsl.api.ambient import JaxSettings, call_settings, explicit_mesh, explicit_type
 from meshdsl.api.axis_names import inner_of_pmap
 from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest_kind
@@ -29,7 +29,7 @@ from meshdsl.api.overlap_option import Overlap
 from meshdsl.api.plan_variants import PlannedProgram
 from meshdsl.api.stages import CallStages, check_inferred_specs, trace_for
 from meshdsl.api.sums import SUMS_LIMIT, check_sums
-from meshdsl.errors import ArgumentError, faults, shortened
+from meshdsl.errors import ArgumentError, MeshDSLError, faults, shortened
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.low_bits import LowBits
@@ -537,11 +537,13 @@ class Sharded(Generic[Params, Result]):
                     raise
                 self._typed.add((kind.anywhere, tuple(map(explicit_type, call.leaves))))
             start = self._starts.get(kind) if devices is None else None  # else the program depends on the pins
+            if start is not None and start.plan.alternatives != _taken(program):
+                start = None
             stages = CallStages(self.step, options, program, devices, start=start, settings=kind.settings)
-            if program.alternatives and options.plan is None and start is None:
-                stages = with_best_alternatives(stages, partial(trace_for, self.step, options, call, kind))
+            if program.alternatives and options.plan is None:
+                stages = self._with_alternatives(kind, stages, partial(trace_for, self.step, options, call, kind))
             if devices is None:
-                self._traced[kind.anywhere] = stages.traced
+                self._traced.setdefault(kind.anywhere, stages.traced)
             stages = self._after_others(kind, stages)
             if stages.uneven:
                 log.warning("%s: %s", stages.traced.name, "; ".join(shortened(stages.uneven_notes)))
@@ -559,6 +561,27 @@ class Sharded(Generic[Params, Result]):
         """
         alike = (stages for each, stages in self._stages.items() if each.anywhere == kind.anywhere)
         return next((stages for stages in alike if stages.takes(given)), None)
+
+    def _with_alternatives(self, kind: CallKind, stages: CallStages, trace: Trace) -> CallStages:
+        """Return the stages with functions chosen, or with those of an earlier kind whose plan is taken over.
+
+        Args:
+          trace: returns the program of the call with other functions.
+        """
+        alike = [other for other in self._stages if kind.has_arrays_of(other)]
+        planned = [other for other in alike if self._stages[other].new_plan is not None]
+        former = self._stages[nearest_kind(kind, planned)] if planned else None
+        if former is not None:
+            try:
+                devices, program = trace(_taken(former.traced))
+            except MeshDSLError:  # other static arguments, which these functions refuse
+                return with_best_alternatives(stages, trace)
+            same = replace(stages, traced=program, devices=devices, start=None)
+            if same.has_program_of(former):
+                return replace(same, rivals=former.rivals)
+            if any(map(kind.is_same_but_weak, planned)):
+                return same
+        return with_best_alternatives(stages, trace)
 
     def _after_others(self, kind: CallKind, stages: CallStages) -> CallStages:
         """Return the stages with another kind's as their former ones if that one's layouts are taken over; log it."""
@@ -650,3 +673,8 @@ class Sharded(Generic[Params, Result]):
         """Return how the arguments of a call look, and where they lie if that pins them."""
         forms = leaf_forms(tree, leaves)
         return (*forms, *map(place_of, leaves)) if self.options.layouts.as_given else forms
+
+
+def _taken(program: TracedProgram) -> Choices:
+    """Return the functions that a program took, as ``plan.alternatives`` has them."""
+    return tuple((each.name, each.taken) for each in program.alternatives)

@@ -60,7 +60,13 @@ def alternatives(name: str, functions: Mapping[str, Callable[..., Any]]) -> Call
         if taken not in functions:
             known = ", ".join(functions)
             raise ArgumentError(f"alternatives {name!r}: {taken!r} is none of {known}; plan the step again")
-        leaves, tree = jax.tree.flatten(functions[taken](*args, **kwargs))
+        try:
+            result = functions[taken](*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            if taken == default:
+                raise
+            raise ArgumentError(f"alternatives {name!r}: {taken} refuses its arguments: {error}") from error
+        leaves, tree = jax.tree.flatten(result)
         marked = next((i for i, x in enumerate(leaves) if isinstance(x, jax.Array)), None)
         if marked is not None:
             leaves[marked] = alternatives_p.bind(leaves[marked], name=name, taken=taken, names=names)

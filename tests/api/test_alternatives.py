@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.api import stages
 from meshdsl.errors import ArgumentError, MemoryLimitError, PlanFileError, TraceError
 
 WIDE, ROWS = 64, 32
@@ -125,6 +126,76 @@ def test_a_function_that_refuses_is_left_out():
     chosen = md.alternatives("product", {"product": by_columns, "ring": refuse})
     plan = md.parallelize(lambda w, x: chosen(x, w), "data=8", PINS).plan(W, X)
     assert plan.notes[-1].endswith("ring cannot be planned: no sequence of 32 rows")
+
+
+def test_shapes_that_jax_refuses_are_left_out():
+    refuse = md.alternatives("product", {"product": by_columns, "square": lambda x, w: x.reshape(7, 7)})
+    plan = md.parallelize(lambda w, x: refuse(x, w), "data=8", PINS).plan(W, X)
+    text = "alternatives 'product': square refuses its arguments: cannot reshape array of shape (32, 16)"
+    assert f"square cannot be planned: {text}" in plan.notes[-1]
+    found = md.search(lambda w, x: refuse(x, w), W, X, devices=8, topology="dgx-h100", axes=("data",))
+    assert dict(found.best.config.taken) == {"product": "product"}
+    assert "square refuses its arguments" in str(found)
+
+
+def test_the_frontier_leaves_out_what_has_no_plan():
+    """A constraint that the mesh does not divide is found when the function is planned, not when it is traced."""
+    uneven = md.alternatives(
+        "rows", {"free": lambda x: x[:7] * 2, "split": lambda x: 2 * md.constrain(x[:7], "data=S(0)")}
+    )
+    sharded = md.parallelize(lambda x: uneven(x), "data=8", PINS)
+    assert "split cannot be planned: constrain at " in sharded.plan(X).notes[-1]
+    assert sharded.frontier(X, points=2).points
+
+
+def test_weak_types_alone_plan_nothing(monkeypatch):
+    def scaled(w, x, rate):
+        return jax.tree.map(lambda w, g: w - rate * g, w, jax.grad(loss)(w, x))
+
+    sharded = md.parallelize(scaled, "data=8", PINS)
+    first = sharded.plan(W, X, 0.1)
+    monkeypatch.setattr("meshdsl.api.stages.plan_best_variant", lambda *args, **kwargs: pytest.fail("planned again"))
+    assert sharded.plan(W, X, np.float32(0.1)) == first and dict(first.alternatives)["product"] == "product"
+    assert sharded.plan(W, X, jnp.float32(0.1)).notes[-1] == first.notes[-1]
+
+
+def test_other_programs_of_weak_types_keep_layouts_and_functions(monkeypatch):
+    """They are planned once, between the layouts of the first call, with its functions."""
+    pins = []
+    planned = stages.plan_best_variant
+
+    def recorded(program, mesh, user_pins, *args, **kwargs):
+        pins.append(user_pins)
+        return planned(program, mesh, user_pins, *args, **kwargs)
+
+    monkeypatch.setattr(stages, "plan_best_variant", recorded)
+
+    def scaled(w, x, rate):
+        return jax.tree.map(lambda w: rate * w, w), PRODUCT(x, w).sum()
+
+    narrow = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), W)
+    sharded = md.parallelize(scaled, "data=8", PINS)
+    first, second = (sharded.plan(narrow, X, rate) for rate in (0.1, np.float32(0.1)))
+    assert first.alternatives == second.alternatives and len(pins) == 3
+    assert set(pins[2].layouts) == {x.path for x in first.inputs} > set(pins[0].layouts)
+    assert [x.layout for x in first.inputs] == [x.layout for x in second.inputs]
+
+
+def test_other_pins_choose_anew():
+    split = {"x": "data=B", "w/up": "data=S(1)", "w/down": "data=S(0)"}
+    sharded = md.parallelize(step, "data=8", PINS)
+    sharded.plan(W, X)
+    plan, alone = sharded.with_pins(split).plan(W, X), md.parallelize(step, "data=8", split).plan(W, X)
+    assert plan.alternatives == alone.alternatives and plan.seconds == pytest.approx(alone.seconds)
+    notes = [note for note in plan.notes if note.startswith("alternatives of ")]
+    assert len(notes) == 2 and all("; pairs " in note or "; mean " in note or " sum " in note for note in notes)
+
+
+def test_search_sees_what_only_one_function_offers():
+    outer = md.alternatives("outer", {"pairs": by_rows, "inner": lambda x, w: PRODUCT(x, w)})
+    found = md.search(lambda w, x: outer(x, w), W, X, devices=8, topology="dgx-h100", axes=("data",))
+    taken = sorted(each.config.functions for each in found.candidates)
+    assert taken == ["outer=inner,product=pairs", "outer=inner,product=product", "outer=pairs"]
 
 
 @pytest.mark.parametrize(
