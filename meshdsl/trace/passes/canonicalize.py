@@ -210,6 +210,9 @@ def _choice(mask: jax.Array, x: jax.Array) -> jax.Array:
 
 _WITH_ITSELF = {"sub": 0, "xor": 0, "eq": 1, "le": 1, "ge": 1, "ne": 0, "lt": 0, "gt": 0}  # of x and x
 _ABSORBING = ("mul", "and", "or")  # of any x and one number: all bits for "or", else 0
+_AT_MOST = {"lt": 0, "ge": 1}  # of any x and the smallest number of its type
+_AT_LEAST = {"gt": 0, "le": 1}  # of any x and the largest
+_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
 def materialize_constants(graph: Graph) -> Graph:
@@ -250,8 +253,18 @@ def _cancelled(op: Op) -> int | None:
     if isinstance(first, Value) and isinstance(second, Value):
         return _WITH_ITSELF.get(op.name) if first is second else None
     number = second if isinstance(second, Literal) else first
+    if op.name in _MIRRORED and isinstance(number, Literal):
+        return _beyond_all(op.name if number is second else _MIRRORED[op.name], number)
     found = int(number.value) if isinstance(number, Literal) and op.name in _ABSORBING else None
     return found if found is not None and found == (_all_bits(number.dtype) if op.name == "or" else 0) else None
+
+
+def _beyond_all(comparison: str, number: Literal) -> int | None:
+    """The result of comparing any integer with a number; None if it is not the same for all."""
+    is_bool = jnp.issubdtype(number.dtype, np.bool_)
+    smallest, largest = (0, 1) if is_bool else (jnp.iinfo(number.dtype).min, jnp.iinfo(number.dtype).max)
+    at_most = _AT_MOST.get(comparison) if int(number.value) == smallest else None
+    return _AT_LEAST.get(comparison) if at_most is None and int(number.value) == largest else at_most
 
 
 def _all_bits(dtype: Any) -> int:

@@ -129,6 +129,10 @@ def test_what_changes_something_stays(change):
         lambda x: x ^ x,
         *[lambda x, compare=compare: getattr(x, compare)(x) for compare in ("__eq__", "__ne__", "__lt__", "__ge__")],
         lambda x: x.astype(float) ** 0,
+        lambda x: x.astype(jnp.uint32) >= 0,
+        lambda x: np.uint32(0) > x.astype(jnp.uint32),
+        lambda x: x.astype(jnp.int8) <= np.int8(127),
+        lambda x: np.int8(-128) > x.astype(jnp.int8),
     ],
 )
 def test_what_cancels_reads_nothing(cancelled):
@@ -140,7 +144,16 @@ def test_what_cancels_reads_nothing(cancelled):
 
 
 @pytest.mark.parametrize(
-    "stays", [lambda x: x * 0.0, lambda x: x - x, lambda x: x == x, lambda x: x.astype(int) | 1, lambda x: x**1.5]
+    "stays",
+    [
+        lambda x: x.astype(jnp.uint8) > 0,
+        lambda x: x.astype(jnp.int8) < 127,
+        lambda x: x * 0.0,
+        lambda x: x - x,
+        lambda x: x == x,
+        lambda x: x.astype(int) | 1,
+        lambda x: x**1.5,
+    ],
 )
 def test_what_does_not_cancel_stays(stays):
     x = jnp.array([1.0, jnp.inf, -jnp.inf, 2.0])
