@@ -5,12 +5,14 @@
 
 A step is traced and planned once per function, and the fastest plan that fits the memory is kept. The functions taken
 are a context of jax, part of the key under which it caches traced functions, so no function is traced with one choice
-and used with another. In the traced step, an identity of the first result says which function was taken, and of which.
+and used with another. In the traced step, identities of the results say which function was taken, and of which: of all
+results, as jax drops those that a loop does not use.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import jax
@@ -34,8 +36,8 @@ def alternatives(name: str, functions: Mapping[str, Callable[..., Any]]) -> Call
     Args:
       name: what is chosen, such as ``"attention"``; wherever a step says this name, the same function is taken.
         Several names are chosen one after the other, in the order of the step.
-      functions: by name, two or more, with the same arguments, and results of the same shapes and types. Names are of
-        letters, digits and ``_.+-``.
+      functions: by name, two or more, with the same arguments, and results of the same shapes and types, at least one
+        of them an array that the step uses. Names are of letters, digits and ``_.+-``.
 
     Raises:
       ArgumentError: a name has other characters, or there are fewer than two functions.
@@ -66,11 +68,8 @@ def alternatives(name: str, functions: Mapping[str, Callable[..., Any]]) -> Call
             if taken == default:
                 raise
             raise ArgumentError(f"alternatives {name!r}: {taken} refuses its arguments: {error}") from error
-        leaves, tree = jax.tree.flatten(result)
-        marked = next((i for i, x in enumerate(leaves) if isinstance(x, jax.Array)), None)
-        if marked is not None:
-            leaves[marked] = alternatives_p.bind(leaves[marked], name=name, taken=taken, names=names)
-        return jax.tree.unflatten(tree, leaves)
+        mark = partial(alternatives_p.bind, name=name, taken=taken, names=names)
+        return jax.tree.map(lambda x: mark(x) if isinstance(x, jax.Array) else x, result)
 
     return chosen
 

@@ -181,6 +181,23 @@ def test_other_programs_of_weak_types_keep_layouts_and_functions(monkeypatch):
     assert [x.layout for x in first.inputs] == [x.layout for x in second.inputs]
 
 
+@pytest.mark.parametrize("wrap", [lambda layer: layer, jax.checkpoint], ids=["plain", "checkpoint"])
+def test_any_used_result_offers_the_choice(wrap):
+    """Autodiff drops results that the loop does not use, such as a count or a loss beside the activations."""
+
+    def beside(layer, x, w):
+        return {"rows": jnp.arange(3), "loss": jnp.sum(x), "out": layer(x, w), "width": WIDE, "cache": None}
+
+    layer = md.alternatives("layer", {"pairs": partial(beside, by_rows), "product": partial(beside, by_columns)})
+
+    def loss(w, x):
+        out, _ = jax.lax.scan(lambda x, _: (wrap(lambda x, w: layer(x, w)["out"])(x, w), None), x, length=2)
+        return jnp.sum(out**2)
+
+    sharded = md.parallelize(lambda w, x: jax.grad(loss)(w, x), "data=8", PINS)
+    assert sharded.plan(W, X).alternatives == (("layer", "product"),) and sharded.check(W, X).ok
+
+
 def test_other_pins_choose_anew():
     split = {"x": "data=B", "w/up": "data=S(1)", "w/down": "data=S(0)"}
     sharded = md.parallelize(step, "data=8", PINS)
