@@ -372,13 +372,17 @@ def sum_of_minima(network: Network) -> float:
 
 def clip(network: Network, limit: float) -> None:
     """Clips all tables at ``limit``, which makes them finite; no solution of interest has an entry above it."""
-    known: dict[int, Costs] = {}  # equal tables stay one object
+    known: dict[int, Costs] = {}  # equal tables stay one object, and so do those that have no such entry
 
     def clipped(table: Costs) -> Costs:
         if object_id(table) not in known:
-            known[object_id(table)] = np.minimum(table, limit)
+            known[object_id(table)] = table if table.max(initial=-np.inf) <= limit else np.minimum(table, limit)
         return known[object_id(table)]
 
+    for v, tables in network.pairwise.items():
+        for w, table in tables.items():
+            if v < w and clipped(table) is not table:
+                known.setdefault(object_id(network.pairwise[w][v]), clipped(table).T)
     for v, tables in network.pairwise.items():
         network.unary[v] = clipped(network.unary[v])
         network.pairwise[v] = {w: clipped(table) for w, table in tables.items()}

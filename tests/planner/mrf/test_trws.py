@@ -49,6 +49,19 @@ def test_messages_know_of_no_entry_above_their_limit():
     assert np.isinf(whole.pairwise[0][1]).any() and messages.tables.max() == 20.0
 
 
+def test_only_tables_with_entries_above_the_limit_are_copied_and_once_for_both_ends():
+    network, low, high = Network(), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, np.inf], [7.0, 4.0]])
+    a, b, c, d = (network.new_variable(np.zeros(2)) for _ in range(4))
+    for source, target, table in ((a, b, low), (b, c, high), (d, c, high.T)):
+        network.add(source, target, table)
+    clip(network, 5.0)
+    pairs = network.pairwise
+    assert pairs[a][b] is low and network.pairwise[b][a].base is low
+    for v, w, table in ((b, c, high), (c, b, high.T), (d, c, high.T), (c, d, high)):
+        np.testing.assert_array_equal(pairs[v][w], np.minimum(table, 5.0))
+    assert np.shares_memory(pairs[b][c], pairs[c][b]) and np.shares_memory(pairs[d][c], pairs[c][d])
+
+
 @pytest.mark.parametrize("kept", [None, [0, 2]], ids=["all states", "some states"])
 def test_what_is_not_decided_cannot_be_read(kept):
     network = Network(None, 3)
