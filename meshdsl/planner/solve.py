@@ -217,13 +217,12 @@ class SearchResult:
             moves = _moves(model, pins, plan)
             buckets = find_buckets(graph, moves, limits.buckets_least)
             found.append((with_buckets(moves, graph, buckets).seconds, plan, moves, buckets))
-        best = self.unproved_solution
-        least = (1 - limits.buckets_worth) * best.seconds
+        chosen, least = None, (1 - limits.buckets_worth) * found[0][2].seconds
         for seconds, plan, moves, buckets in sorted(found, key=lambda each: each[0]):
             fitting = self._fitting_buckets(moves, buckets) if seconds < least else None
             if fitting and fitting.seconds < least:
-                best, least = _with_rows(model, pins, plan, fitting), fitting.seconds
-        return best
+                chosen, least = (plan, fitting), fitting.seconds
+        return _with_rows(model, pins, *chosen) if chosen else self.unproved_solution
 
     def _fitting_buckets(self, plain: Solution, found: Sequence[Bucket]) -> Solution | None:
         """Returns a solution with all of these buckets that fit the memory; None if it does not fit without any."""
