@@ -174,19 +174,18 @@ def ring_attention(
     if order not in ORDERS:
         known = ", ".join(map(repr, ORDERS))
         raise ArgumentError(f"order: no order {order!r}{nearest(order, ORDERS)}; it is one of {known}")
+    is_permuted = causal and order == "permuted"
+    if is_permuted:
+        query, key, value = (_permuted(x, zigzag(2 * blocks, blocks)) for x in (query, key, value))
     batch, seq, heads, queries, head = query.shape
     mode = "whole" if not causal else "usual" if order == "usual" else "zigzag"
     parts = 2 if mode == "zigzag" else 1
     chunk = chunk_length(seq, parts * blocks)
-    if causal and order == "permuted":
-        ring = partial(ring_attention, blocks=blocks, layout=layout, fused=fused)
-        there = zigzag(2 * blocks, blocks)
-        made = ring(*(_permuted(x, there) for x in (query, key, value)))
-        return _permuted(made, np.argsort(there))
     rows = jnp.moveaxis(query.reshape(batch, blocks, parts, chunk, heads, queries, head), 3, 5)
     pairs = jnp.stack([x.reshape(batch, blocks, parts, chunk, heads, head) for x in (key, value)], 3)
     out = _attend(mode, layout, fused, rows, jnp.moveaxis(pairs, 4, 5))
-    return jnp.moveaxis(out, 5, 3).reshape(query.shape)
+    out = jnp.moveaxis(out, 5, 3).reshape(query.shape)
+    return _permuted(out, np.argsort(zigzag(2 * blocks, blocks))) if is_permuted else out
 
 
 def _permuted(x: jax.Array, order: np.ndarray) -> jax.Array:

@@ -22,7 +22,7 @@ Trace = Callable[[Choices], tuple[DeviceMap | None, TracedProgram]]
 
 
 class _TriedFunction(NamedTuple):
-    """The step with some functions.
+    """The step with one more of its functions chosen.
 
     Args:
       function: the one that is tried.
@@ -38,8 +38,7 @@ class _TriedFunction(NamedTuple):
     def seconds(self) -> float:
         if isinstance(self.planned, MeshDSLError):
             return inf
-        plan = self.planned.plan
-        return plan.simulated_seconds if self.stages.options.overlap.simulates else plan.seconds
+        return self.stages.seconds_of(self.planned.plan)
 
     @property
     def least(self) -> float:
@@ -91,9 +90,12 @@ def with_best_alternatives(stages: CallStages, trace: Trace) -> CallStages:
     best = planned("", stages, MemoryLimitError)
     while due := [each for each in best.stages.traced.alternatives if each.name not in chosen]:
         name, first, functions = due[0]
-        now = {each.name: each.taken for each in best.stages.traced.alternatives}
         trials = [best._replace(function=first)]
-        trials += [attempt(other, tuple({**now, name: other}.items())) for other in functions if other != first]
+        trials += [
+            attempt(other, tuple({**dict(best.stages.traced.taken), name: other}.items()))
+            for other in functions
+            if other != first
+        ]
         best = min(trials, key=lambda trial: (trial.seconds, trial.least))
         chosen.add(name)
         taken = "none has a plan" if isinstance(best.planned, MeshDSLError) else f"{best.function} is taken"

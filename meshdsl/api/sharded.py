@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import jax
 
-from meshdsl.api.alternatives import Choices, Trace, with_best_alternatives
+from meshdsl.api.alternatives import Trace, with_best_alternatives
 from meshdsl.api.ambient import JaxSettings, call_settings, explicit_mesh, explicit_type
 from meshdsl.api.axis_names import inner_of_pmap
 from meshdsl.api.calls import CallForm, CallKind, leaf_forms, leaf_type, nearest_kind
@@ -537,7 +537,7 @@ class Sharded(Generic[Params, Result]):
                     raise
                 self._typed.add((kind.anywhere, tuple(map(explicit_type, call.leaves))))
             start = self._starts.get(kind) if devices is None else None  # else the program depends on the pins
-            if start is not None and start.plan.alternatives != _taken(program):
+            if start is not None and start.plan.alternatives != program.taken:
                 start = None
             stages = CallStages(self.step, options, program, devices, start=start, settings=kind.settings)
             if program.alternatives and options.plan is None:
@@ -573,7 +573,7 @@ class Sharded(Generic[Params, Result]):
         former = self._stages[nearest_kind(kind, planned)] if planned else None
         if former is not None:
             try:
-                devices, program = trace(_taken(former.traced))
+                devices, program = trace(former.traced.taken)
             except MeshDSLError:  # other static arguments, which these functions refuse
                 return with_best_alternatives(stages, trace)
             same = replace(stages, traced=program, devices=devices, start=None)
@@ -673,8 +673,3 @@ class Sharded(Generic[Params, Result]):
         """Return how the arguments of a call look, and where they lie if that pins them."""
         forms = leaf_forms(tree, leaves)
         return (*forms, *map(place_of, leaves)) if self.options.layouts.as_given else forms
-
-
-def _taken(program: TracedProgram) -> Choices:
-    """Return the functions that a program took, as ``plan.alternatives`` has them."""
-    return tuple((each.name, each.taken) for each in program.alternatives)

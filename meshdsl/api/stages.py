@@ -20,7 +20,8 @@ arrays of one call are where the next one takes them.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
+from math import inf
 from typing import Any, TypeVar
 
 import jax
@@ -94,9 +95,11 @@ def trace_for(
     untyped, typed = (replace(call, leaves=tuple(leaves)) for leaves in (shapes, map(typed_shape, call.leaves, shapes)))
 
     def trace(call: Call) -> tuple[DeviceMap | None, TracedProgram]:
-        settings: dict[str, Any] = {"keep": keep, "roundness": roundness, "checkpoints": checkpoints}
-        run = partial(trace_call, step, call, inside, keep_cuts, choices=choices, **settings)
-        return trace_found(lambda devices: run(devices=devices), options, call)
+        def run(devices: DeviceMap | None) -> TracedProgram:
+            kept = inside, keep_cuts, devices, keep
+            return trace_call(step, call, *kept, roundness=roundness, checkpoints=checkpoints, choices=choices)
+
+        return trace_found(run, options, call)
 
     try:
         found = kind.settings.run(lambda: trace(untyped))
@@ -383,9 +386,12 @@ class CallStages:
                 except MemoryLimitError as error:
                     faults.append(error)
         if not plans:
-            raise min(faults, key=lambda error: error.least)
-        simulates = self.options.overlap.simulates
-        return min(plans, key=lambda plan: plan.simulated_seconds if simulates else plan.seconds)
+            raise min(faults, key=lambda error: error.least or inf)
+        return min(plans, key=self.seconds_of)
+
+    def seconds_of(self, plan: Plan) -> float:
+        """Return the seconds by which plans of this call are chosen."""
+        return plan.simulated_seconds if self.options.overlap.simulates else plan.seconds
 
     @property
     def new_plan(self) -> PlannedProgram | None:

@@ -247,7 +247,7 @@ class TracedProgram:
       pipeline: its microbatches and pipeline stages, if it has any.
       unstaged: its graph before it was cut into pipeline stages, the whole batch at once; None without stages.
       low_bits: how much its collectives may round what they send; None for nothing.
-      alternatives: of its functions, those that were chosen among several.
+      alternatives: the choices of ``md.alternatives`` that it was traced with, in the order in which it says them.
     """
 
     graph: Graph
@@ -266,6 +266,11 @@ class TracedProgram:
     unstaged: Graph | None = None
     low_bits: LowBits | None = None
     alternatives: tuple[FunctionChoice, ...] = ()
+
+    @property
+    def taken(self) -> tuple[tuple[str, str], ...]:
+        """The functions taken of its alternatives, by the name of what was chosen."""
+        return tuple((each.name, each.taken) for each in self.alternatives)
 
 
 def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:

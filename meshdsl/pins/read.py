@@ -410,10 +410,10 @@ def replaced_inputs(program: TracedProgram) -> list[int | None]:
 
 
 def nearly_replaced(program: TracedProgram) -> list[str]:
-    """Returns a note per argument that a result would replace, if some of its leaves had not other types.
+    """Returns a note per argument that a result would replace, but for the types of some of its leaves.
 
-    Such an argument is not donated, so old and new state are held at once, mostly by mistake: a moment of an optimizer
-    that was initialised in another dtype, a counter that became a float.
+    Such an argument is not donated as a whole, so old and new state are held at once. A moment of an optimizer may have
+    been initialised in another dtype, or a counter have become a float.
     """
     replaced, notes = replaced_inputs(program), list[str]()
     kept = [a for a in _arguments(program.inputs) if not {*a.members} & {*replaced}]

@@ -82,7 +82,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         host=host_memory(program, solution, pins, reasons, times),
         checkpoints=program.checkpoints,
         low_bits=str(program.low_bits or ""),
-        alternatives=tuple((each.name, each.taken) for each in program.alternatives),
+        alternatives=program.taken,
     )
 
 

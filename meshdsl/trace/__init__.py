@@ -12,7 +12,6 @@
    ``composites`` has the JAX code of composite primitives that do not carry it with them.
    ``source`` gives each operation the user's line; ``shardings`` of jax become layouts; ``shard_maps`` reads the user's
    ``jax.shard_map``.
-   ``alternatives`` says which functions the step took where it could take several.
 4. ``checkpoints`` takes the user's ``jax.checkpoint`` out, if asked: operations move to the ``forward_pass``.
 5. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.
 6. ``annotate``    writes how often each body runs and the phase of each operation, and numbers values and operations.
@@ -28,13 +27,13 @@ from typing import Any
 
 import jax
 
-from meshdsl.ir.graph import TracedProgram, walk
+from meshdsl.errors import ArgumentError
+from meshdsl.ir.graph import FunctionChoice, Graph, TracedProgram, walk
 from meshdsl.ir.manual import BOUNDARY
 from meshdsl.layouts.axis_rules import Table
 from meshdsl.layouts.roundness import POWERS_OF_TWO, Roundness
 from meshdsl.nd.named_array import pinning
 from meshdsl.primitives.alternatives import taking
-from meshdsl.trace.alternatives import alternatives_in
 from meshdsl.trace.annotate import annotate
 from meshdsl.trace.arguments import Call, check_captured, flatten_call
 from meshdsl.trace.checkpoints import CheckpointsTaken, without_checkpoints
@@ -87,8 +86,9 @@ def trace(
         changes in place what a call cannot give back.
     """
     call = flatten_call(step, args, kwargs, static_argnums, static_argnames)
-    settings: dict[str, Any] = {"keep": keep, "roundness": roundness, "checkpoints": checkpoints, "choices": choices}
-    return trace_call(step, call, inside, cuts, **settings)
+    return trace_call(
+        step, call, inside, cuts, keep=keep, roundness=roundness, checkpoints=checkpoints, choices=choices
+    )
 
 
 @gc_paused
@@ -142,6 +142,25 @@ def trace_call(
         warnings=[*notes, *ignored],
         roundness=roundness,
         checkpoints=not found.taken,
-        alternatives=alternatives_in(read),
+        alternatives=_alternatives_in(read),
         spread=any(op.name in BOUNDARY or "by" in op.params or is_stated(op) for _, op in walk(read)),
     )
+
+
+def _alternatives_in(graph: Graph) -> tuple[FunctionChoice, ...]:
+    """Returns the alternatives of a step as it is read, in the order in which it first says them.
+
+    Raises:
+      ArgumentError: the same name is said of different functions.
+    """
+    found: dict[str, FunctionChoice] = {}
+    for op in (op for _, op in walk(graph) if op.name == "alternatives"):
+        this = FunctionChoice(op.params["name"], op.params["taken"], op.params["names"])
+        other = found.setdefault(this.name, this)
+        if other != this:
+            one, two = (", ".join(each.names) for each in (other, this))
+            raise ArgumentError(
+                f"alternatives {this.name!r} at {op.source}: of {two}, elsewhere of {one}; choose two names, or give "
+                "the same functions in the same order"
+            )
+    return tuple(found.values())

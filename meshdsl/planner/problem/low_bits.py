@@ -15,10 +15,10 @@ update smaller than the rounding error would be lost. So in full are
     momentum (full), gradient -> new momentum (full) -> update (may be rounded) -> w + update (full)
 
 The master copy of a weight is therefore exact, while the copies that the step computes with may be rounded, as in
-ZeRO++ (Wang et al. 2023). An update that runs where the weight does not lie reads a copy of it: this one is sent in
-full (``ExactUse``). In the objective, its price is that of the rounded copy and what is beyond that; in the plan,
-``sent_in_full`` changes the steps. Where other consumers read the same copy, both agree; where the way to it is another
-in full, the objective has less.
+ZeRO++ (Wang et al. 2023). An update that runs where the weight does not lie reads a copy of it, and this one is sent in
+full (``ExactUse``). The objective adds to the price of the rounded copy what sending it in full costs more; in the
+plan, ``sent_in_full`` replaces the steps. The two agree unless the cheapest way in full leads over other layouts than
+the cheapest rounded one: then the objective is lower, and so still a bound.
 """
 
 from collections import Counter, defaultdict

@@ -210,8 +210,6 @@ def _choice(mask: jax.Array, x: jax.Array) -> jax.Array:
 
 _WITH_ITSELF = {"sub": 0, "xor": 0, "eq": 1, "le": 1, "ge": 1, "ne": 0, "lt": 0, "gt": 0}  # of x and x
 _ABSORBING = ("mul", "and", "or")  # of any x and one number: all bits for "or", else 0
-_AT_MOST = {"lt": 0, "ge": 1}  # of any x and the smallest number of its type
-_AT_LEAST = {"gt": 0, "le": 1}  # of any x and the largest
 _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
@@ -263,8 +261,8 @@ def _beyond_all(comparison: str, number: Literal) -> int | None:
     """The result of comparing any integer with a number; None if it is not the same for all."""
     is_bool = jnp.issubdtype(number.dtype, np.bool_)
     smallest, largest = (0, 1) if is_bool else (jnp.iinfo(number.dtype).min, jnp.iinfo(number.dtype).max)
-    at_most = _AT_MOST.get(comparison) if int(number.value) == smallest else None
-    return _AT_LEAST.get(comparison) if at_most is None and int(number.value) == largest else at_most
+    known = {("lt", smallest): 0, ("ge", smallest): 1, ("gt", largest): 0, ("le", largest): 1}
+    return known.get((comparison, int(number.value)))
 
 
 def _all_bits(dtype: Any) -> int:
