@@ -13,7 +13,7 @@ Presets are TOML files in ``topologies/``, with the source of every figure; ``sa
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from importlib import resources
@@ -30,6 +30,7 @@ from meshdsl.util.text import bytes_text, seconds_text
 
 HOST = ("host_memory", "host_load", "host_store")  # fields on the memory of the host
 FUSIONS = ("chains", "kernels")  # models of what a compiler fuses
+EIGHT_BITS = ("flops8", "ops8")  # rates of products whose operands have 8 bits
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")  # of collectives
 
 # ---- Links and topologies --------------------------------------------------------------------------------------------
@@ -101,7 +102,9 @@ class Topology:
     """Speeds of one device and of the links between devices.
 
     Args:
-      flops: matrix FLOP/s per device by dtype itemsize class ("16" bits and "32" bits).
+      flops16, flops32: matrix FLOP/s per device for operands of at most 16 bits, and of more.
+      flops8, ops8: of products of two float8 operands, and of two int8 ones; 0 where the device is no faster at them
+        than at 16 bits, as where it widens them.
       memory_bandwidth: bytes per second between a device and its memory.
       memory: bytes of memory per device.
       overhead: seconds that starting one unfused operation costs.
@@ -153,11 +156,13 @@ class Topology:
     host_memory: float = 0.0
     host_load: float = 0.0
     host_store: float = 0.0
+    flops8: float = 0.0
+    ops8: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the costs."""
         above = ("flops16", "flops32", "memory_bandwidth", "memory")
-        from_zero = ("overhead", "half_side", "grouped", "contention", *HOST)
+        from_zero = ("overhead", "half_side", "grouped", "contention", *HOST, *EIGHT_BITS)
         check_costs(f"topology {self.name}", self, above, from_zero)
         if any(getattr(self, name) for name in HOST) and not all(getattr(self, name) for name in HOST):
             missing = ", ".join(name for name in HOST if not getattr(self, name))
@@ -194,6 +199,8 @@ class Topology:
             ("memory", f"{bytes_text(self.memory)} at {bytes_text(self.memory_bandwidth)}/s"),
             ("start of an operation", seconds_text(self.overhead)),
         ]
+        if self.flops8:
+            device.insert(0, ("products of float8", f"{self.flops8 / 1e12:.4g} TFLOP/s"))
         if self.host_memory:
             device.append(("memory of the host", f"{bytes_text(self.host_memory)} at {bytes_text(self.host_load)}/s"))
         levels = [("x".join(map(str, link.torus)) or str(link.devices or "any"), link) for link in self.links]
@@ -205,11 +212,11 @@ class Topology:
         title = f"topology {self.name}" + (f": {self.source}" if self.source else "")
         return tables_html(title, [[("device", ""), *device], links])
 
-    def flops(self, itemsize: float, grouped: bool = False) -> float:
-        """Returns FLOP/s of matrix products for operands of ``itemsize`` bytes, or of grouped convolutions."""
+    def flops(self, rate: str, grouped: bool = False) -> float:
+        """Returns FLOP/s of matrix products at a rate, as ``rate_of`` names it, or of grouped convolutions."""
         if grouped and self.grouped:
             return self.grouped
-        return self.flops16 if itemsize <= 2 else self.flops32
+        return float(getattr(self, rate)) or self.flops16
 
     def axis_links(self, axes: Iterable[tuple[str, int]]) -> dict[str, Link]:
         """Returns the link that each mesh axis runs over, for ``(name, size)`` pairs outermost first."""
@@ -265,6 +272,23 @@ def _fitting(name: str, n: int, inside: int, link: Link) -> str:
     fitting = [size for size in range(1, n + link.devices + 1) if not _straddles(size * within, link)]
     below, above = [size for size in fitting if size < n], [size for size in fitting if size > n]
     return "nearest sizes that work: " + ", ".join(f"{name}={size}" for size in (*below[-1:], *above[:1]))
+
+
+def rate_of(dtypes: Collection[str], itemsize: float) -> str:
+    """Returns the field of ``Topology`` that is the rate of a product of these operands.
+
+    Args:
+      dtypes: of the operands.
+      itemsize: bytes per element of the widest one.
+
+    Example:
+      >>> rate_of(["float8_e5m2", "float8_e4m3fn"], 1), rate_of(["float8_e4m3fn", "bfloat16"], 2)
+      ('flops8', 'flops16')
+    """
+    for rate, eight in (("flops8", {"float8_e4m3fn", "float8_e5m2"}), ("ops8", {"int8", "uint8"})):
+        if dtypes and eight.issuperset(dtypes):
+            return rate
+    return "flops16" if itemsize <= 2 else "flops32"
 
 
 def topology(name: str) -> Topology:
@@ -406,7 +430,7 @@ def written_fields(topology: Topology) -> list[str]:
         "asynchronous": KINDS,
         "across_loops": False,
         "contention": 0.0,
-        **dict.fromkeys(HOST, 0.0),
+        **dict.fromkeys((*HOST, *EIGHT_BITS), 0.0),
     }
     return [f.name for f in fields(Topology) if f.name not in later or getattr(topology, f.name) != later[f.name]]
 

@@ -10,7 +10,8 @@ everything". So each constant is measured under the conditions of a step, in one
 once, which matters where virtual devices share a few cores.
 
     collectives        seconds = latency + bytes sent / bandwidth (the alpha-beta model, Hockney 1994), per mesh axis
-    matrix products    FLOP/s of one device while all others multiply too, and how much slower thin products are
+    matrix products    FLOP/s of one device while all others multiply too, of float32, bfloat16, float8 and int8, and
+                       how much slower thin products are
     convolutions       FLOP/s of depthwise convolutions, likewise
     elementwise        bytes read and written per second, likewise; on CPUs results go to fresh memory, as those of a
                        forward pass do
@@ -114,6 +115,8 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, kee
         name="calibrated",
         flops16=_flops(bench, jnp.bfloat16, half_side),
         flops32=_flops(bench, jnp.float32, half_side),
+        flops8=_flops(bench, jnp.float8_e4m3fn, half_side),
+        ops8=_flops(bench, jnp.int8, half_side),
         half_side=half_side,
         grouped=_grouped(bench),
         memory_bandwidth=memory,
@@ -162,8 +165,8 @@ class _Bench:
         """
         spec = PartitionSpec()
         run = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False))
-        numbers = scale * jax.random.normal(jax.random.key(0), shape, dtype) if scale else jnp.zeros(shape, dtype)
-        array = jax.device_put(numbers, jax.sharding.NamedSharding(self.mesh, spec))
+        numbers = scale * jax.random.normal(jax.random.key(0), shape) if scale else jnp.zeros(shape)
+        array = jax.device_put(numbers.astype(dtype), jax.sharding.NamedSharding(self.mesh, spec))
         run(array).block_until_ready()
         return median(_timed(run, array) for _ in range(REPEATS))
 
@@ -203,9 +206,11 @@ def _bandwidth(bench: _Bench) -> float:
 
 
 def _flops(bench: _Bench, dtype: DTypeLike, half_side: float) -> float:
-    """Return the FLOP/s of one device in large matrix products."""
-    side = bench.sizes.matrix
-    square = bench.seconds(lambda x: x @ x, (side, side), bench.sizes.products, dtype, scale=side**-0.5)
+    """Return the FLOP/s of one device in large matrix products; operands of 8 bits are added up in 32."""
+    side, whole = bench.sizes.matrix, jnp.issubdtype(dtype, jnp.integer)
+    sums = dtype if jnp.dtype(dtype).itemsize > 1 else jnp.int32 if whole else jnp.float32
+    body = lambda x: lax.dot(x, x, preferred_element_type=sums).astype(dtype)  # noqa: E731
+    square = bench.seconds(body, (side, side), bench.sizes.products, dtype, scale=1.0 if whole else side**-0.5)
     return 2 * side**3 / square * (1 + half_side / side) ** 3
 
 

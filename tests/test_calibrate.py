@@ -38,6 +38,7 @@ def test_a_fit_stays_physical_on_noise():
 def test_every_figure_is_a_sane_measurement(measured):
     assert measured.name == "calibrated"
     assert 1e8 < measured.flops32 < 1e15 and 1e7 < measured.flops16 < 1e16
+    assert 1e7 < measured.flops8 < 1e17 and 1e7 < measured.ops8 < 1e17
     assert 1e8 < measured.memory_bandwidth < 1e13
     assert 1e-8 < measured.overhead < 1e-2 and measured.memory > 1e8
     ((axis, link),) = measured.axes

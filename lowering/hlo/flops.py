@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from meshdsl.layouts.topology import Topology
+from meshdsl.layouts.topology import Topology, rate_of
 from meshdsl.lowering.hlo.parse import ArrayType, Instruction, Module, arrays, executed
 from meshdsl.util.arrays import conv_pairs
 
@@ -34,6 +34,8 @@ _DOT_DIMS = {
 }
 _GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
 _CUDNN = re.compile(r'custom_call_target="__cudnn\$conv(Forward|BackwardInput|BackwardFilter)')
+_DTYPES = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "s8": "int8", "u8": "uint8"}  # as numpy names them
+_DOTS = ("dot", "scaled-dot")
 _CUBLAS = 'custom_call_target="__cublas$'
 Shape = tuple[int, ...]
 Three = tuple[Shape, Shape, Shape]
@@ -53,19 +55,19 @@ class Product:
       flops: of one execution.
       sides: rows, columns and contracted elements, batch dims aside.
       bytes: of the operands and the result.
-      itemsize: bytes per element of the operands.
+      rate: FLOP rate, a field of ``Topology``.
       grouped: whether it is a convolution in groups.
     """
 
     flops: int
     sides: tuple[int, int, int]
     bytes: float
-    itemsize: float
+    rate: str
     grouped: bool = False
 
     def seconds(self, topology: Topology) -> float:
         """Returns the seconds of one execution on one device."""
-        compute = self.flops / topology.flops(self.itemsize, self.grouped)
+        compute = self.flops / topology.flops(self.rate, self.grouped)
         compute *= prod(1 + topology.half_side / max(side, 1) for side in self.sides)
         return max(compute, self.bytes / topology.memory_bandwidth) + topology.overhead
 
@@ -78,21 +80,23 @@ def product_flops(module: Module) -> int:
 
 def is_product(line: Instruction) -> bool:
     """Returns whether an instruction is a product or convolution, or a library's call that computes one."""
-    return line.opcode in ("dot", "convolution") or bool(_CUDNN.search(line.rest)) or _CUBLAS in line.rest
+    return line.opcode in (*_DOTS, "convolution") or bool(_CUDNN.search(line.rest)) or _CUBLAS in line.rest
 
 
 def product_at(line: Instruction, lines: Iterable[Instruction]) -> Product:
     """Returns the product that an instruction computes, among the lines of its computation."""
     types = {x.name: arrays(x.type)[:1] for x in lines}
     left, right, made = (_first(types.get(name, [])) for name in (*line.operands[:2], line.name))
-    if line.opcode == "dot" or _CUBLAS in line.rest:
+    if line.opcode in _DOTS or _CUBLAS in line.rest:
         flops, sides, grouped = _dot(line, left.dims, right.dims, made.dims)
     else:
         call = _CUDNN.search(line.rest)
         three = _FORWARD[call.group(1) if call else "Forward"](left.dims, right.dims, made.dims)
         flops, sides, grouped = _convolution(line, *three)
     itemsize = max((float(x.bytes) / prod(x.dims) for x in (left, right) if prod(x.dims)), default=4.0)
-    return Product(flops, sides, float(left.bytes + right.bytes + made.bytes), itemsize, grouped)
+    scales = types.get(line.operands[-1], []) if line.opcode == "scaled-dot" else []
+    rate = rate_of([_DTYPES.get(x.dtype, x.dtype) for x in (left, right, *scales)], itemsize)
+    return Product(flops, sides, float(left.bytes + right.bytes + made.bytes), rate, grouped)
 
 
 def _first(found: Sequence[ArrayType]) -> ArrayType:

@@ -23,6 +23,7 @@ from meshdsl.errors import ArgumentError, MeshDSLError
 from meshdsl.ir.graph import Source, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import EIGHT_BITS
 from meshdsl.lowering.constrained import constrained
 from meshdsl.lowering.hlo.collectives import collectives_of_module
 from meshdsl.lowering.hlo.flops import is_product, product_at
@@ -496,7 +497,8 @@ def _plan_of_no_more_work(
     """A plan that computes no more than the program, how much slower its devices are, and its stages."""
     topology, slowdown = program.mesh.topology, 1.0
     for _ in range(_PLANS):
-        speeds = {name: getattr(topology, name) / slowdown for name in ("flops16", "flops32", "memory_bandwidth")}
+        rates = ("flops16", "flops32", *EIGHT_BITS, "memory_bandwidth")
+        speeds = {name: getattr(topology, name) / slowdown for name in rates}
         mesh = Mesh(topology=replace(topology, **speeds), **program.mesh.sizes_by_name)
         sharded, args = step.planned(mesh, free_ends)
         try:

@@ -75,7 +75,7 @@ def utilization(
         if REMATTED in op.scope:
             losses["recomputation"] += trips * seconds / repeats
             continue
-        rate = mesh.topology.flops(work.itemsize, work.groups is not None)
+        rate = mesh.topology.flops(work.rate, work.groups is not None)
         least = min(work.flops * inside / mesh.size / rate, seconds / repeats)
         flops += trips * inside * work.flops
         bound += trips * least
@@ -95,5 +95,5 @@ def _bound_of(graph: Graph, mesh: Mesh) -> tuple[float, float]:
             work, devices = work_of(op), prod(mesh.axis(axis) for axis in op.manual)
             found = inside.trips * devices * work.flops
             flops += found
-            bound += found / mesh.size / mesh.topology.flops(work.itemsize, work.groups is not None)
+            bound += found / mesh.size / mesh.topology.flops(work.rate, work.groups is not None)
     return flops, bound

@@ -221,11 +221,13 @@ def test_what_is_no_axis_name():
 def test_what_is_no_topology():
     assert message(md.MeshDSLError, lambda: md.topology("dgx-h10")) == "no topology 'dgx-h10'; did you mean 'dgx-h100'?"
     assert message(md.MeshDSLError, lambda: Mesh(data=4, topology=3)).startswith("no topology 3; known: cpu, ")
-    assert message(ArgumentError, lambda: replace(MESH.topology, flops16=0, memory=float("inf"), overhead=-1)) == (
+    costs = {"flops16": 0, "memory": float("inf"), "overhead": -1, "flops8": -2.0}
+    assert message(ArgumentError, lambda: replace(MESH.topology, **costs)) == (
         "the costs of topology cpu have to be finite numbers:\n"
         "  flops16=0 is not a number above 0\n"
         "  memory=inf is not a number above 0\n"
-        "  overhead=-1 is not a number >= 0"
+        "  overhead=-1 is not a number >= 0\n"
+        "  flops8=-2.0 is not a number >= 0"
     )
     assert message(ArgumentError, lambda: replace(MESH.topology, links=())) == (
         "topology cpu has no links; give at least one, the innermost first"

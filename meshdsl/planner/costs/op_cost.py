@@ -28,12 +28,15 @@ from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.sharding_rule import Part, Signature, divides
+from meshdsl.layouts.topology import rate_of
 from meshdsl.planner.costs.fusion import operands_and_results
 from meshdsl.planner.costs.reshard_cost import placement_codes
 from meshdsl.planner.costs.traffic import NOTHING, Moved
 from meshdsl.trace.annotate import count_trips
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from meshdsl.util.arrays import Costs, Ids, conv_pairs
+
+DOTS = ("dot_general", "scaled_dot")  # products of two operands
 
 # ---- Work ------------------------------------------------------------------------------------------------------------
 
@@ -45,7 +48,7 @@ class OpWork:
     Args:
       flops: multiply-adds counted twice.
       accesses: per operand and result, how often its bytes are read or written.
-      itemsize: bytes per element of the operands, which decides the FLOP rate.
+      rate: FLOP rate, a field of ``Topology``.
       groups: of a convolution: how many, and the dim of the images that holds them; those of one device run one by one,
         at a FLOP rate of their own. None if there is one.
       sides: of a matrix product or convolution: rows, columns and contracted dims.
@@ -57,7 +60,7 @@ class OpWork:
 
     flops: float
     accesses: tuple[float, ...]
-    itemsize: float
+    rate: str = "flops32"
     groups: "OperandSizes | None" = None
     sides: tuple["OperandSizes", ...] = ()
     seconds: float | None = None
@@ -80,13 +83,15 @@ def work_of(op: Op, moved: Moved = NOTHING) -> OpWork:
     """Returns the work of an operation, given what it moves."""
     spent = op.params["ruled"].spent if op.name == "ruled" else None
     if spent:
-        return OpWork(spent.flops, (0,) * len(operands_and_results(op)), 4, seconds=spent.seconds)
+        return OpWork(spent.flops, (0,) * len(operands_and_results(op)), seconds=spent.seconds)
     if op.name in TRANSFERS:
-        return OpWork(0.0, (0, 0), 4, loads=(1,) * (op.name == TO_DEVICE), stores=(1,) * (op.name == TO_HOST))
+        return OpWork(0.0, (0, 0), loads=(1,) * (op.name == TO_DEVICE), stores=(1,) * (op.name == TO_HOST))
     floats = [v for v in op.inputs if jnp.issubdtype(v.dtype, jnp.inexact)] or op.inputs  # positions do not count
     itemsize = max((element_bits(v.dtype) / 8 for v in floats), default=4.0)
+    multiplied = op.inputs if op.name == "scaled_dot" else op.inputs[:2]
+    rate = rate_of([str(v.dtype) for v in multiplied], itemsize)
     sizes = _groups(op), _sides(op)
-    return OpWork(flops_of(op), moved.accesses, itemsize, *sizes, copied=moved.copied, starts=moved.starts)
+    return OpWork(flops_of(op), moved.accesses, rate, *sizes, copied=moved.copied, starts=moved.starts)
 
 
 def workspace_bytes(op: Op) -> int:
@@ -104,11 +109,11 @@ def _groups(op: Op) -> OperandSizes | None:
 
 
 def _sides(op: Op) -> tuple[OperandSizes, ...]:
-    if op.name == "dot_general":
+    if op.name in DOTS:
         contract, batch = op.params["dimension_numbers"]
         free = [
             tuple(d for d in range(len(v.shape)) if d not in (*summed, *both))
-            for v, summed, both in zip(op.inputs, contract, batch, strict=True)
+            for v, summed, both in zip(op.inputs[:2], contract, batch, strict=True)
         ]
         return (_side(op, 0, free[0]), _side(op, 1, free[1]), _side(op, 0, tuple(contract[0])))
     if op.name == "conv_general_dilated":
@@ -125,7 +130,7 @@ def _side(op: Op, tensor: int, dims: tuple[int, ...]) -> OperandSizes:
 
 def flops_of(op: Op) -> float:
     """Returns the FLOPs of an operation at global shapes: multiply-adds counted twice."""
-    if op.name == "dot_general":
+    if op.name in DOTS:
         (contract, _), _ = op.params["dimension_numbers"]
         return 2.0 * float(prod(op.outputs[0].shape) * prod(op.inputs[0].shape[i] for i in contract))
     if op.name == "ragged_dot_general":  # each row meets one matrix
@@ -290,7 +295,7 @@ def work_seconds(rows: Rows, shapes: Shapes, work: OpWork, mesh: Mesh) -> Costs:
     """Returns the seconds of the work in every joint state, without exchanges."""
     topology = mesh.topology
     parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
-    one, several = (work.flops / topology.flops(work.itemsize, grouped) for grouped in (False, True))
+    one, several = (work.flops / topology.flops(work.rate, grouped) for grouped in (False, True))
     seconds = one if work.groups is None else np.where(_local_length(work.groups, rows, mesh) > 1, several, one)
     compute = local_share(mesh, parallel) * (seconds if work.seconds is None else work.seconds)
     for side in work.sides:

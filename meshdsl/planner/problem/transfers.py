@@ -45,9 +45,8 @@ def transfer_work(ports: Sequence[Port], loads: TransferPorts, stores: TransferP
     """Returns the work of the transfers among the ports of a node."""
     loaded = {made.value.id for _, made in loads.values()}
     at = [(p, port.value.id) for p, port in enumerate(ports) if port.defines]
-    return OpWork(
-        0.0, (), 4, loads=tuple(p for p, v in at if v in loaded), stores=tuple(p for p, v in at if v in stores)
-    )
+    into, out = (tuple(p for p, v in at if v in some) for some in (loaded, stores))
+    return OpWork(0.0, (), loads=into, stores=out)
 
 
 # ---- Residuals -------------------------------------------------------------------------------------------------------
@@ -60,7 +59,7 @@ def residual_nodes(graph: Graph) -> Iterator[Node]:
         loads, stores = (tuple(p for p, end in enumerate(ends) if end.made_by == name) for name in TRANSFERS)
         ports = tuple(Port(end.value, end.use is None, end.use) for end in ends)
         rows = _stacked_rows(tuple(end.stacked for end in ends), len(ends[0].value.shape))
-        work = OpWork(0.0, (), 4, loads=loads, stores=stores)
+        work = OpWork(0.0, (), loads=loads, stores=stores)
         name = f"transfers of a residual made at {residual.sent_by.source}"
         yield link_node(ports, rows, name, weight_of(residual.trips), work)
 

@@ -33,7 +33,7 @@ from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, is_hasha
 
 
 Rows = tuple[Signature, ...]
-NO_WORK, FREE = OpWork(0.0, (), 4), Layout()
+NO_WORK, FREE = OpWork(0.0, ()), Layout()
 
 
 class Port(NamedTuple):

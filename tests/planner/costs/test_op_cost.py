@@ -1,5 +1,7 @@
 """What operations read and write, and what they take."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +84,44 @@ def test_one_group_per_device_runs_as_a_convolution_without_groups(groups, rate)
     whole, split = work_seconds([Signature((), (*row.inputs, *row.outputs)) for row in rows], shapes, made, FOUR)
     assert split == pytest.approx(made.flops / 4 / rate + CPU.overhead)
     assert whole == pytest.approx(made.flops / (CPU.grouped if groups > 1 else CPU.flops32) + CPU.overhead)
+
+
+EIGHT, SMALLER, SCALE = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e8m0fnu
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "rate"),
+    [
+        *((EIGHT, EIGHT, 8e14), (SMALLER, EIGHT, 8e14), ("int8", "int8", 4e14), ("uint8", "int8", 4e14)),
+        *((EIGHT, "bfloat16", 2e14), ("bfloat16", "bfloat16", 2e14), ("float32", EIGHT, 1e14), (EIGHT, "int8", 2e14)),
+    ],
+)
+def test_products_of_eight_bits_have_rates_of_their_own(left, right, rate):
+    """Both operands have 8 bits, of one kind; one alone is widened, and where no rate is stated, both are."""
+    fast = replace(CPU, flops16=2e14, flops32=1e14, flops8=8e14, ops8=4e14, memory_bandwidth=1e18, overhead=0.0)
+    x, y = jax.ShapeDtypeStruct((64, 32), left), jax.ShapeDtypeStruct((32, 16), right)
+    made = work("dot_general", lambda x, y: lax.dot(x, y, preferred_element_type=jnp.float32), x, y)
+    shapes, rows = (((64, 32), 1), ((32, 16), 1), ((64, 16), 4)), (Signature((), (B, B, B)),)
+    assert work_seconds(rows, shapes, made, Mesh(data=1, topology=fast)) == pytest.approx(2 * 64 * 32 * 16 / rate)
+    slow = replace(fast, flops8=0.0, ops8=0.0)
+    expected = 2 * 64 * 32 * 16 / min(rate, 2e14)
+    assert work_seconds(rows, shapes, made, Mesh(data=1, topology=slow)) == pytest.approx(expected)
+
+
+def test_a_scaled_product_is_a_product_of_widened_operands():
+    """Compilers of H100 and of TPU v5e widen it (jax 0.11); its FLOPs are those of the product alone."""
+    numbers = ((1,), (0,)), ((), ())
+    shapes = ((64, 32), EIGHT), ((32, 16), EIGHT), ((64, 1), SCALE), ((1, 16), SCALE)
+
+    def dot(x, y, a, b):
+        return lax.scaled_dot(
+            x, y, lhs_scale=a, rhs_scale=b, dimension_numbers=numbers, preferred_element_type=jnp.float32
+        )
+
+    args = [jax.ShapeDtypeStruct(*each) for each in shapes]
+    made = work("scaled_dot", dot, *args)
+    assert (made.flops, made.rate, [side.length for side in made.sides]) == (2 * 64 * 32 * 16, "flops16", [64, 16, 32])
+    assert product_flops(parse_module(jax.jit(dot).lower(*args).compile().as_text())) == made.flops
 
 
 def test_decompositions_of_replicated_matrices_are_shared_by_the_devices():
