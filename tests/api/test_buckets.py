@@ -78,6 +78,24 @@ def test_plans_without_buckets_are_proved_only_where_one_latency_counts(monkeypa
     assert len(asked) == proofs
 
 
+def test_gradients_are_summed_before_the_learning_rate_where_they_can_wait_for_each_other():
+    """Behind its product with the learning rate each is needed at once, by the subtraction from its parameter."""
+
+    def recurrent(p, batch):
+        def loss(p):
+            zeros = jnp.zeros((batch.shape[1], 32))
+            h, _ = jax.lax.scan(lambda h, x: (jnp.tanh(x @ p["x"] + h @ p["h"]), None), zeros, batch)
+            return jnp.mean((h @ p["o"]) ** 2)
+
+        value, g = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, g), value
+
+    p = {name: jnp.ones((16 if name == "x" else 32, 32)) / 32 for name in "xho"}
+    plan = checked(recurrent, "data=8", {"batch": "data=S(1)"}, (p, batch(8 * 64, 16).reshape(8, 64, 16)))
+    assert [(c.kind, len(c.parts)) for c in plan.collectives] == [("all-reduce", 4)]
+    assert plan.gap < 0.01
+
+
 @pytest.mark.parametrize("split", ["S(0)", "S(1)"])
 def test_scattered_gradients_and_gathered_parameters_are_buckets(split):
     p = params(4)

@@ -1,9 +1,11 @@
-"""Reductions as late as they are free: behind operations of one operand, literals aside, that pass partial sums on.
+"""Reductions behind operations of one operand, literals aside, that pass partial sums on, where results wait longest.
 
 A gradient is a product and its transpose, say. Whether its partial sums are added in front of the transpose or behind
 it costs the same, and a search takes either; where they are added and scattered, a search scatters first, as the
 transpose of a block is a little cheaper. Behind it, nobody needs the result until the optimizer starts, so that it can
-be sent together with those of other gradients (``planner.buckets``).
+be sent together with those of other gradients (``planner.buckets``). Behind the product with the learning rate, which
+passes partial sums on as well, it is needed at once. So of the operations behind which it could be, it is behind the
+one whose result waits longest for its first consumer.
 """
 
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from meshdsl.planner.search.search import evaluate_plan
 
 
 def postponed_reductions(model: Model, evaluator: Evaluator, plan: CostedPlan) -> list[CostedPlan]:
-    """Returns other plans that add partial sums behind operations of one operand.
+    """Returns other plans that add partial sums behind operations of one operand, where their results wait longest.
 
     One costs no more than ``plan`` and has all sums there for which that holds; the other has all there, scattered
     ones as well, whatever that costs.
@@ -58,11 +60,12 @@ class _Chains:
 
     def reduced(self, targets: _Targets) -> Iterator[_Chain]:
         """Yields the chains behind values that are reduced to one of these placements."""
-        yield from filter(None, (list(self._chain(value, targets)) for value in self._partial))
+        yield from filter(None, (self._chain(value, targets) for value in self._partial))
 
-    def _chain(self, value: int, targets: _Targets) -> Iterator[tuple[int, int, int]]:
-        """Yields the rows of the operations behind a partial value, in order."""
+    def _chain(self, value: int, targets: _Targets) -> _Chain:
+        """Returns the rows of the operations behind a partial value, up to where its sum can wait for longest."""
         names, own = self._model.mesh.names, self._own
+        chain, kept, longest = _Chain(), 0, self._wait(value)
         placed = {name: own[value].on(name) for name in names}
         while (node := self._only_consumer(value)) is not None:
             n, used = self._model.wiring.ends_of(value)[1][0], node.ports[0].use
@@ -71,11 +74,20 @@ class _Chains:
             reduced = [a for a, name in enumerate(names) if _is_reduced(placed[name], read.on(name), targets)]
             found = {axis: _partial_row(node, placed[names[axis]]) for axis in reduced}
             if not found or None in found.values():
-                return
-            yield from ((n, axis, row) for axis, row in found.items() if row is not None)
+                break
+            chain += ((n, axis, row) for axis, row in found.items() if row is not None)
             value = node.ports[1].value.id
+            if self._wait(value) >= longest:
+                kept, longest = len(chain), self._wait(value)
             after = {names[axis] for axis in reduced}
             placed = {name: placed[name] if name in after else own[value].on(name) for name in placed}
+        return chain[:kept]
+
+    def _wait(self, value: int) -> int:
+        """Returns the number of nodes between the producer of a value and the first operation that reads it."""
+        nodes = self._model.nodes
+        (producer, _), *consumers = self._model.wiring.ends_of(value)
+        return min(n if nodes[n].op else len(nodes) for n, _ in consumers) - producer
 
     def _only_consumer(self, value: int) -> Node | None:
         """Returns the node that alone uses a value, if that is an operation of one operand, literals aside."""
