@@ -3,8 +3,10 @@
 The planner's objective has every collective pay its latency. A plan that waits little for latencies, and repeats little
 work to avoid them, is taken as it is, with the bound of plans that send every collective by itself. Else collectives
 may be cheap that were dear, and the plan is searched again at prices at which a collective that may be sent in a bucket
-pays a part of its latency, as one of very many or of few. Of all plans found, with buckets, the fastest is taken. The
-first search is then only a warm start: it is not proved, except for small steps and with effort ``"prove"``.
+pays a part of its latency, as one of very many or of few. The plans of these searches may have collectives of several
+kinds, of which each bucket can take one. So for small steps there are searches in which only all-reduces over the same
+axes share latencies: those over one axis, and those of a plan. Of all plans found, with buckets, the fastest is taken.
+The first search is then only a warm start: it is not proved, except for small steps and with effort ``"prove"``.
 
 Without any latencies, prices give a bound: no bucket costs less than its bytes, so a plan with buckets takes at least
 as long as the cheapest one without those latencies, and one latency. A search in which the latencies count that no
@@ -59,6 +61,11 @@ def plan_with_buckets(found: SearchResult) -> BucketedPlan:
     searches = {part: _fitting(partial(found.with_shared_latency, part)) for part in parts}
     plans = [found, *_others([found], (each.fit.plan.rows for each in searches.values() if each))]
     bucketed = [(plan.bucketed_solution(), plan) for plan in plans]
+    sums = (
+        _fitting(partial(found.with_shared_latency, limits.buckets_sums, axes)) for axes in _summed(found, bucketed)
+    )
+    plans += _others(plans, [each.fit.plan.rows for each in sums if each])
+    bucketed += [(plan.bucketed_solution(), plan) for plan in plans[len(bucketed) :]]
     free, seconds = searches.get(0.0), min(solution.seconds for solution, _ in bucketed)
     unshared = _fitting(partial(found.at_unshared_latencies, seconds, free))
     more = _others(plans, unshared.tried if unshared else ())
@@ -67,6 +74,15 @@ def plan_with_buckets(found: SearchResult) -> BucketedPlan:
     apart = min((*plans, *more), key=lambda each: each.seconds)
     certify = partial(_bound, found, free, unshared and unshared.search, best.seconds)
     return BucketedPlan(best, origin, apart, certify)
+
+
+def _summed(found: SearchResult, plans: Sequence[tuple[Solution, SearchResult]]) -> list[tuple[str, ...]]:
+    """Returns the axes over which all-reduces are worth a search: each by itself, and those of plans."""
+    if not found.is_small:
+        return []
+    steps = (step for solution, _ in plans for steps in solution.trees.values() for step in steps)
+    alone = [(name,) for name, size in found.model.mesh if size > 1]
+    return list(dict.fromkeys([*alone, *(step.axes for step in steps if step.kind == "all-reduce")]))
 
 
 def _others(known: Sequence[SearchResult], rows: Iterable[Assignment]) -> list[SearchResult]:

@@ -71,7 +71,10 @@ def find_buckets(graph: Graph, solution: Solution, least: int) -> list[Bucket]:
 
 
 def most_savings(graph: Graph, solution: Solution, least: int) -> float:
-    """Returns seconds per step that buckets cannot save more than, wherever the collectives of a plan are sent."""
+    """Returns seconds per step that buckets cannot save more than, wherever the collectives of a plan are sent.
+
+    Another plan may have a collective of another kind in place of each, so that all can be sent as one.
+    """
     return (
         sum(_GraphBuckets(one, solution).most_savings(least) for one in every_graph(graph)) if solution.trees else 0.0
     )
@@ -171,13 +174,10 @@ class _GraphBuckets:
         return [bucket for _, bucket in sorted(found, key=lambda pair: pair[0])]
 
     def most_savings(self, least: int) -> float:
-        """Returns the seconds per step that small steps save at most, if all of a kind are sent as one."""
-        groups = defaultdict[tuple[object, ...], list[float]](list)
-        for level in set(self.level.values()):
-            for each in self._sendable(level):
-                if self._is_small(each):
-                    groups[self._kind(each)].append(2 * each.step.seconds - self._seconds([each, each]))
-        return self.graph.trips * sum(sum(saved) for saved in groups.values() if len(saved) >= least)
+        """Returns the seconds per step that small steps save at most, if all become steps of one kind, sent as one."""
+        small = [each for level in set(self.level.values()) for each in self._sendable(level) if self._is_small(each)]
+        saved = [2 * each.step.seconds - self._seconds([each, each]) for each in small]
+        return self.graph.trips * sum(saved) if len(saved) >= least else 0.0
 
     def allows(self, bucket: Bucket) -> bool:
         """Whether a bucket consists of steps of this graph that can be sent together where it says, at its price."""

@@ -41,6 +41,7 @@ class SearchLimits:
 
     buckets_least: int = 2  # collectives from which on a bucket is made
     buckets_latencies: tuple[float, ...] = (0.0, 0.05, 0.1, 0.25, 0.5)  # parts of latencies that are paid in searches
+    buckets_sums: float = 0.05  # part of their latency that all-reduces pay where no other collectives share theirs
     buckets_proved_nodes: int = 200  # nodes up to which plans are proved though buckets replace them
     buckets_postponed: int = 32  # reductions that are postponed one by one, where all together cost more
     buckets_rounds: int = 12  # rounds that choose the latencies which count in a bound on plans with buckets ...

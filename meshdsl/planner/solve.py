@@ -241,15 +241,19 @@ class SearchResult:
         peak = Liveness(placed, self.fitter.pins.donated).peak()
         return _with_peak(with_buckets(plain, graph, buckets), peak)
 
-    def with_shared_latency(self, part: float) -> "SearchResult":
+    def with_shared_latency(self, part: float, summed: Sequence[str] = ()) -> "SearchResult":
         """Returns the search where collectives that may be sent in buckets pay only a part of their latency.
 
         Its cost and bound are those at these prices. ``at_rows`` gives its plan at true prices.
 
+        Args:
+          part: of the latency.
+          summed: mesh axes, if only all-reduces over exactly these may be sent in buckets.
+
         Raises:
           MemoryLimitError: if no plan within the limit is found.
         """
-        model = self._with_relieved_latencies(part)
+        model = self._with_relieved_latencies(part, summed)
         return self._search_at(model, joint_networks(model))
 
     def at_unshared_latencies(self, best: float, free: "SearchResult | None" = None) -> "UnsharedSearch | None":
@@ -278,9 +282,10 @@ class SearchResult:
         model = self._with_relieved_latencies(0.0)
         return quick_bound(model, evaluate_plan(model, Evaluator(model), self.fit.plan.rows))
 
-    def _with_relieved_latencies(self, part: float) -> Model:
+    def _with_relieved_latencies(self, part: float, summed: Sequence[str] = ()) -> Model:
         sendable = (v.id for v in self.model.problem.index.values if is_sendable(v))
-        return self.model.with_relief(dict.fromkeys(sendable, SharedLatency(part)))
+        bits = sum(1 << self.model.mesh.names.index(name) for name in summed)
+        return self.model.with_relief(dict.fromkeys(sendable, SharedLatency(part, bits)))
 
     def _search_at(self, model: Model, networks: NetworkBuilder | None) -> "SearchResult":
         """Returns the search at the prices of a model."""

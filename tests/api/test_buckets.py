@@ -96,6 +96,46 @@ def test_gradients_are_summed_before_the_learning_rate_where_they_can_wait_for_e
     assert plan.gap < 0.01
 
 
+def test_the_bound_holds_for_buckets_in_place_of_collectives_of_several_kinds():
+    """Sums over other axes cannot share a latency, but where all are over the same ones they can."""
+
+    def convolved(w, batch):
+        def loss(w):
+            n = batch.shape[1]
+            spectrum = jnp.fft.rfft(batch, 2 * n, axis=1) * jnp.fft.rfft(w, 2 * n, axis=1).T
+            return jnp.mean(jax.nn.gelu(jnp.fft.irfft(spectrum, 2 * n, axis=1)[:, :n]) ** 2)
+
+        value, g = jax.value_and_grad(loss)(w)
+        return w - 0.1 * g, value
+
+    args = jnp.ones((32, 40)), batch(16 * 40, 32).reshape(16, 40, 32)
+    pins = {"batch": "data=S(0)"}
+    plain = md.parallelize(convolved, "data=4,model=2", {"w": "data=B model=B", "batch": "data=S(0) model=B"})
+    plan = checked(convolved, "data=4,model=2", pins, args)
+    assert plan.lower_bound <= plan.seconds <= plain.plan(*args).seconds
+    assert plan.gap < 0.05
+
+
+def test_all_sums_are_one_where_other_plans_send_several_kinds():
+    """At prices where every kind shares latencies, reduce-scatters and all-gathers take the place of some sums."""
+
+    def mixture(p, x, y):
+        def loss(p):
+            weight, mean, log_scale = jnp.split(jnp.tanh(x @ p["up"]) @ p["down"], 3, axis=-1)
+            density = jax.scipy.stats.norm.logpdf(y[:, None], mean, jnp.exp(log_scale))
+            return -jnp.mean(jax.nn.logsumexp(jax.nn.log_softmax(weight) + density, axis=-1))
+
+        value, g = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda p, g: p - 0.01 * g, p, g), value
+
+    p = {"up": batch(8, 96) / 3, "down": batch(96, 15) / 10}
+    plan = checked(
+        mixture, "data=4,model=2", {"x": "data=S(0)", "y": "data=S(0)"}, (p, batch(48, 8), batch(48, 1)[:, 0])
+    )
+    assert [c.kind for c in plan.collectives if c.parts] == ["all-reduce"]
+    assert plan.gap < 0.05
+
+
 @pytest.mark.parametrize("split", ["S(0)", "S(1)"])
 def test_scattered_gradients_and_gathered_parameters_are_buckets(split):
     p = params(4)

@@ -165,7 +165,7 @@ def test_where_memory_is_short_it_goes_on_at_the_price_that_met_it(monkeypatch):
     limits = replace(SearchLimits(), solve_small_nodes=0)
     monkeypatch.setitem(EFFORTS, "default", limits)
     monkeypatch.setattr(solve_module, "search", lambda *given: searched.append(given) or search(*given))
-    limit = 0.6 * sharded().plan(*ARGS).memory
+    limit = 0.85 * sharded().plan(*ARGS).memory
     tight = sharded(memory=limit)
     before = tight.plan(*ARGS)
     searched.clear()

@@ -58,6 +58,7 @@ class ReshardGraph:
       partial: [steps], whether it makes the tensor partial.
       is_collective: [steps], whether it communicates.
       in_bucket: [steps], whether it may be sent in a bucket.
+      summed: [steps], the mesh axes over which it is an all-reduce, as bits; 0 for every other kind.
       inner: [steps], how often it copies the larger one of its two blocks, which is one of an inner dim, in any case.
       others: [steps], the number of blocks into which axes other than those of the step cut the tensor.
       low: [steps], the position of the step in fewer bits among ``low_steps``; -1 if it is sent in full.
@@ -71,6 +72,7 @@ class ReshardGraph:
     partial: _Mask
     is_collective: _Mask
     in_bucket: _Mask
+    summed: Ids
     inner: Costs
     others: Costs
     low: Ids
@@ -123,6 +125,7 @@ class EdgeArrays:
             none,
             np.zeros(0),
             *[np.zeros(0, np.bool_)] * 3,
+            np.zeros(0, np.intp),
             np.zeros(0),
             np.zeros(0),
             np.zeros(0, np.intp),
@@ -191,11 +194,12 @@ class EdgeArrays:
             (COLLECTIVE_TIE if is_collective else MOVE_TIE) * count,
         )
         facts = kind in ("pad", "keep-first"), is_collective, kind in BUCKETED
+        summed = sum(1 << axis for axis in axes) if kind == "all-reduce" else 0
         inner = float(sum(isinstance(end, Split) and end.dim != 0 for end in (source, target)))
         if low:
             self.low_steps.append(low)
         position = len(self.low_steps) - 1 if low else -1
-        every = [np.full(len(here), fact) for fact in (*facts, inner)]
+        every = [np.full(len(here), fact) for fact in (*facts, summed, inner)]
         return here, to, *price, *every, sizes, np.full(len(here), position)
 
 
@@ -261,9 +265,11 @@ class SharedLatency:
 
     Args:
       part: of the latency that each of them pays.
+      summed: mesh axes as bits, if only all-reduces over exactly these are sent in buckets; 0 if all kinds are.
     """
 
     part: float
+    summed: int = 0
 
     def fixed(self, steps: "ReshardGraph", copied: Costs) -> Costs:
         """Returns [steps, algorithms], the seconds that do not depend on the bytes sent.
@@ -272,7 +278,8 @@ class SharedLatency:
           copied: [steps], seconds of putting blocks together and cutting results, at least.
         """
         together = self.part * steps.fixed + copied[:, None]
-        return np.where(steps.in_bucket[:, None], np.minimum(steps.fixed, together), steps.fixed)
+        shares = steps.summed == self.summed if self.summed else steps.in_bucket
+        return np.where(shares[:, None], np.minimum(steps.fixed, together), steps.fixed)
 
 
 class ReshardCosts:
