@@ -13,6 +13,8 @@ prices, documents and lists it:
     mirror    the whole block of the device at the mirrored place              its block
     sort      its share of all blocks' elements in order                       its block, in every round
     deal      its share of the elements in another order                       what others get of it
+    ragged    the rows that others have for it, as many as the data says       its rows for others
+    rounds    the same, in all-to-alls of equal slots for every pair           its slots for others
     all-gather, all-reduce, ...: the collective itself, as the user's program states it
 
 k is the number of devices on the axes whose rows list the exchange; blocks are numbered over their product, so several
@@ -222,6 +224,10 @@ def _stated(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ExchangeCol
     return (ExchangeCollective(e.pattern, tuple(range(len(sizes))), group=e.group),)
 
 
+def _all_to_all(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ExchangeCollective, ...]:
+    return (ExchangeCollective("all-to-all", tuple(range(len(sizes)))),)
+
+
 _PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[ExchangeCollective, ...] | None]] = {
     "gather": _gather,
     "window": _window,
@@ -229,6 +235,7 @@ _PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[ExchangeCollect
     "mirror": _mirror,
     "sort": _sort,
     "deal": _deal,
+    **dict.fromkeys(("ragged", "rounds"), _all_to_all),
     **dict.fromkeys(COLLECTIVES, _stated),
 }
 _TEXTS = {
@@ -238,6 +245,8 @@ _TEXTS = {
     "mirror": "blocks in mirrored order",
     "sort": "blocks merged with their neighbours",
     "deal": "elements of dim {0.dim} in another order",
+    "ragged": "the routed rows alone, counted in balanced routing",
+    "rounds": "the routed rows in rounds of equal slots, one in balanced routing",
     **dict.fromkeys(COLLECTIVES, "in the user's shard_map"),
 }
 

@@ -119,6 +119,8 @@ class Topology:
         counts in ``plan.simulated_seconds`` alone. Our programs send whole: 1.
       asynchronous: kinds of collectives that the compiler of our programs runs beside independent computation; by
         default all. Of any other kind, nothing is hidden in ``plan.simulated_seconds``.
+      ragged: whether the compiler of our programs has an all-to-all whose lengths are data
+        (``jax.lax.ragged_all_to_all``); if not, ``md.ragged_exchange`` is rounds of all-to-alls with equal slots.
       across_loops: whether the system that runs the step sends beside other iterations of a loop, and stacks slice by
         slice, as systems do that prefetch parameters and reduce gradients in buckets. Our programs do not.
       contention: by which part of its time computation takes longer while a collective runs beside it, since both use
@@ -149,6 +151,7 @@ class Topology:
     grouped: float = 0.0
     pieces: int = 1
     asynchronous: tuple[str, ...] = KINDS
+    ragged: bool = False
     across_loops: bool = False
     contention: float = 0.0
     backend: str = ""
@@ -176,8 +179,9 @@ class Topology:
             raise ArgumentError(
                 f"topology {self.name}: pieces={self.pieces!r} is not a number of pieces; 1 sends whole"
             )
-        if not isinstance(self.across_loops, bool):
-            raise ArgumentError(f"topology {self.name}: across_loops={self.across_loops!r} is neither true nor false")
+        for name in ("ragged", "across_loops"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"topology {self.name}: {name}={getattr(self, name)!r} is neither true nor false")
         if self.across_loops and len(self.asynchronous) < len(KINDS):
             raise ArgumentError(
                 f"topology {self.name}: across_loops needs all kinds asynchronous, which is the default"
@@ -428,6 +432,7 @@ def written_fields(topology: Topology) -> list[str]:
     later = {
         "fusion": FUSIONS[0],
         "asynchronous": KINDS,
+        "ragged": False,
         "across_loops": False,
         "contention": 0.0,
         **dict.fromkeys((*HOST, *EIGHT_BITS), 0.0),

@@ -62,10 +62,11 @@ class LocalTarget(BlockTarget):
       repeats: collectives that compilers could merge.
       numbers: of opaque copies in front of loops, behind them and of recomputation, each taken once.
       rings: per op id of a product that runs in parts, and of what stands between it and its collective, the ring.
-      drops_barriers: whether the compiler drops optimization barriers before it merges equal computations.
+      platform: of the devices, as jax names it.
       last_reads: per value that an operation reads, the id of the last one.
 
     Attributes:
+      drops_barriers: whether the compiler drops optimization barriers before it merges equal computations.
       results: blocks of results of floating-point numbers, in their order.
     """
 
@@ -75,11 +76,12 @@ class LocalTarget(BlockTarget):
         repeats: RepeatedCollectives,
         numbers: Iterator[int],
         rings: Mapping[int, ProductRing],
-        drops_barriers: bool,
+        platform: str,
         last_reads: Mapping[int, int],
     ) -> None:
         self.solution, self.repeats, self.numbers, self.rings = solution, repeats, numbers, rings
-        self.drops_barriers, self.last_reads = drops_barriers, last_reads
+        self.platform, self.last_reads = platform, last_reads
+        self.drops_barriers = platform in _DROP_BARRIERS
         self.results: list[_Result] = []
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
@@ -90,7 +92,7 @@ class LocalTarget(BlockTarget):
 
     def inner(self) -> "LocalTarget":
         """An empty environment under the same solution."""
-        return LocalTarget(self.solution, self.repeats, self.numbers, self.rings, self.drops_barriers, self.last_reads)
+        return LocalTarget(self.solution, self.repeats, self.numbers, self.rings, self.platform, self.last_reads)
 
     def enter(self, op: Op, arrays: Arrays) -> Arrays:
         """The body's inputs; those with collectives planned inside the loop are tied to the iteration."""
@@ -174,7 +176,7 @@ class LocalTarget(BlockTarget):
             self.constants.update(value.id for value in op.outputs)
         if starts_recomputation(op):
             return self._held_back(op, arrays)
-        made = run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
+        made = run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs, self.platform))
         if REMATTED not in op.scope and any(isinstance(x, Value) for x in op.inputs):
             here = zip(op.outputs, outputs, made, strict=True)
             self.results += [_Result((value.id, at), x.nbytes, op.phase) for value, at, x in here if _is_number(x)]
@@ -275,12 +277,12 @@ def lower_program(program: TracedProgram, solution: Solution, platform: str) -> 
     Args:
       platform: of the devices, as jax names it.
     """
-    again, drops = repeated_collectives(program.graph, solution), platform in _DROP_BARRIERS
+    again = repeated_collectives(program.graph, solution)
     rings = {op.id: ring for ring in chosen_rings(program.graph, solution) for op in ring.ops}
     last_reads = {x.id: op.id for _, op in walk(program.graph) for x in op.inputs if isinstance(x, Value)}
 
     def run(*blocks: jax.Array) -> Arrays:
-        target = LocalTarget(solution, again, count(_FIRST_NUMBER), rings, drops, last_reads)
+        target = LocalTarget(solution, again, count(_FIRST_NUMBER), rings, platform, last_reads)
         return run_graph(program.graph, blocks, target)
 
     return run

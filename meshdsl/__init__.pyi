@@ -23,6 +23,7 @@ from meshdsl.lowering.verify import VerifyReport as VerifyReport
 from meshdsl.nd.constrain import constrain as constrain
 from meshdsl.primitives.alternatives import alternatives as alternatives
 from meshdsl.primitives.iterations import expect_iterations as expect_iterations
+from meshdsl.primitives.ragged_exchange import ragged_exchange as ragged_exchange
 from meshdsl.pins.strategies import data_parallel as data_parallel
 from meshdsl.pins.strategies import fsdp as fsdp
 from meshdsl.pins.strategies import tensor_parallel as tensor_parallel

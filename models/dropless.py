@@ -2,21 +2,22 @@
 
 GShard and Switch give each expert a fixed number of slots and drop what does not fit. Gale et al., "MegaBlocks" (2022),
 drop nothing and multiply ragged groups of rows instead; Hwang et al., "Tutel" (2022), and DeepSeek-AI, "DeepSeek-V3
-Technical Report" (2024), section 3.2.2, exchange them by all-to-all. Here shapes are static, so tokens travel in rounds
-of dense exchanges: a pair of ranks has slots for a little more than the balanced share of tokens, and those beyond it
-go in further rounds, which run only as often as the fullest pair needs. Balanced routing takes one round.
+Technical Report" (2024), section 3.2.2, exchange them by all-to-all. Here shapes are static, but what is sent is data:
+an owner of experts has room for a little more than its balanced share of tokens, and where more are routed to the
+fullest one, all tokens go in as many rounds as it needs, an equal part of those of every pair of ranks in each.
+Balanced routing takes one round.
 
     x [replicas ranks tokens embed], each token with ``choices`` experts
-    sent [replicas ranks slots embed]          per rank: slots for the first owner, for the second, ...
-    received [replicas ranks slots embed]      per owner: slots of the first rank, of the second, ...; one all-to-all
+    sent [replicas ranks rows embed]           per rank: rows for the first owner, for the second, ...
+    received [replicas ranks length embed]     per owner: rows of the first rank, of the second, ...
     sorted by expert, three ragged products, the way back, and a weighted sum per token
 
 The functions see whole arrays: a rank owns ``experts / ranks`` experts and as many tokens as every other one, and the
-exchange is a transpose of two dims of length ``ranks``, which is an all-to-all where a mesh axis splits ``ranks``.
-Each rank also sends how many tokens it has per expert, so that owners know what is in which slot, and the tokens'
-weights, so that the backward pass needs neither the results of the experts nor their way back again.
+exchange is ``md.ragged_exchange``, which sends the routed rows alone where a mesh axis splits ``ranks`` and the
+compiler has such a collective. Each rank also sends how many tokens it has per expert, so that owners know what they
+receive, and the tokens' weights, so that the backward pass needs neither the results of the experts nor their way back.
 
-Values and gradients are gathered, never scattered: a slot knows its token and a token its slots, so either direction
+Values and gradients are gathered, never scattered: a row knows its token and a token its rows, so either direction
 reads at known places. Further rounds run their forward pass again in the backward pass, and keep nothing.
 """
 
@@ -34,7 +35,7 @@ from jax.ad_checkpoint import checkpoint_name
 import meshdsl as md
 from meshdsl.errors import ArgumentError, faults
 
-PLACES = "replicas ranks slots embed"
+PLACES = "replicas ranks rows embed"
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -58,13 +59,15 @@ class _Form(NamedTuple):
 
     Args:
       ranks: owners of experts.
-      slots: per pair of ranks and round.
+      rows: that a rank sends in a round at most.
+      length: of what an owner receives in a round at most.
       layout: of what is sent and received.
       activation: of the hidden rows.
     """
 
     ranks: int
-    slots: int
+    rows: int
+    length: int
     layout: str
     activation: Activation
 
@@ -77,7 +80,8 @@ class _Routing(NamedTuple):
       owner: of each entry, likewise.
       place: of each entry among those of its rank for its owner, likewise.
       counts: entries per rank and owner, ``[replicas ranks ranks]``.
-      ends: per owner, rank and expert of the owner: entries for it and those before it, ``[replicas ranks ranks e]``.
+      ends: per rank, owner and expert of the owner: entries for it and those before it, ``[replicas ranks ranks e]``.
+      rounds: how many the fullest owner needs, a scalar.
     """
 
     order: jax.Array
@@ -85,6 +89,7 @@ class _Routing(NamedTuple):
     place: jax.Array
     counts: jax.Array
     ends: jax.Array
+    rounds: jax.Array
 
 
 def dropless(
@@ -109,9 +114,9 @@ def dropless(
       params: weights of the experts.
       ranks: owners of equal parts of the experts, the number of devices that split them.
       replicas: groups of tokens that are exchanged apart, each among its own ranks.
-      capacity: slots per pair of ranks, relative to the balanced share; 1.05 is one round as long as no pair has more
+      capacity: room of an owner, relative to its balanced share of tokens; 1.05 is one round as long as none has more
         than 1.05 of it. Less memory is taken with less, in more rounds.
-      layout: of tokens on their way, ``[replicas ranks slots embed]``, such as ``"data=S(ranks)"``; an axis that it
+      layout: of tokens on their way, ``[replicas ranks rows embed]``, such as ``"data=S(ranks)"``; an axis that it
         does not name is planned.
       activation: of hidden rows.
 
@@ -126,9 +131,9 @@ def dropless(
     """
     count, choices = _check(x, experts, weights, params, ranks, replicas, capacity)
     tokens = experts.size // choices // (replicas * ranks)
-    share = tokens * choices / ranks
-    slots = max(int(capacity * share), ceil(share) if capacity >= 1 else 1)  # balanced routing takes one round
-    form = _Form(ranks, min(slots, tokens * choices), layout, activation)
+    share = tokens * choices / ranks  # of each pair of ranks; exchanges have equal parts for all of them
+    room = max(int(min(capacity, ranks) * share), ceil(share) if capacity >= 1 else 0, 2)
+    form = _Form(ranks, ranks * min(ceil(share), room), ranks * room, layout, activation)
 
     def blocks(given: jax.Array) -> jax.Array:
         return given.reshape(replicas, ranks, tokens, given.shape[-1])
@@ -177,7 +182,7 @@ def _check(
     if dtype != x.dtype or not jnp.issubdtype(dtype, jnp.floating):
         found.append(f"x: {x.dtype} beside params of {dtype}; cast the params, or x, with .astype")
     if not 0 < capacity < inf:
-        found.append(f"capacity={capacity}: a round needs slots; give 1.05, or less for more rounds of less memory")
+        found.append(f"capacity={capacity}: a round needs room; give 1.05, or less for more rounds of less memory")
     tokens = prod(x.shape[:-1])
     for name, divisor, what, length in (("ranks", ranks, "experts", count), ("ranks", ranks, "tokens", tokens)):
         if length % divisor:
@@ -205,8 +210,16 @@ def _route(form: _Form, experts: jax.Array, count: int) -> _Routing:
     counts = jnp.sum(of_experts, -1)
     owner = experts // each
     place = jnp.argsort(order, axis=-1) - jnp.take_along_axis(_before(counts), owner, -1)
-    ends = jnp.cumsum(jnp.swapaxes(of_experts, 1, 2), -1)
-    return _Routing(order, owner, place, counts, ends)
+    fullest = jnp.maximum(jnp.max(jnp.sum(counts, -2)), jnp.max(jnp.sum(counts, -1)))
+    spare = form.length - form.ranks  # parts of pairs are rounded up
+    rounds = jnp.where(fullest <= form.length, 1, (fullest + spare - 1) // spare)
+    return _Routing(order, owner, place, counts, jnp.cumsum(of_experts, -1), rounds)
+
+
+def _part(index: Any, routing: _Routing) -> tuple[jax.Array, jax.Array]:
+    """Returns where the part of a round begins among the entries of each pair, and its size."""
+    each, rest = jnp.divmod(routing.counts, routing.rounds)
+    return each * index + jnp.minimum(rest, index), each + (index < rest)
 
 
 def _round(form: _Form, index: Any, routing: _Routing, x: jax.Array, weights: jax.Array, params: Any) -> jax.Array:
@@ -220,37 +233,46 @@ def _round(form: _Form, index: Any, routing: _Routing, x: jax.Array, weights: ja
       weights: ``[replicas ranks tokens choices]``.
       params: weights of the experts per owner, ``[ranks e ...]``.
     """
-    choices, slots = weights.shape[-1], form.ranks * form.slots
-    first = index * form.slots
-    at = first + jnp.arange(form.slots)
-    # a slot's entry and an entry's slot, or beyond the last one
-    entry = jnp.take_along_axis(
-        routing.order[:, :, None], _before(routing.counts)[..., None] + at, -1, mode="fill", fill_value=0
+    choices, entries = weights.shape[-1], routing.order.shape[-1]
+    first, sizes = _part(index, routing)
+    begin = _before(sizes)
+    # a row's entry and an entry's row, or beyond the last one
+    owner = _blocks(sizes, form.rows)
+    shift = _entries(_before(routing.counts) + first - begin, owner)
+    entry = _entries(routing.order, jnp.where(owner < form.ranks, jnp.arange(form.rows) + shift, entries), entries)
+    place = routing.place - _entries(first, routing.owner)
+    is_sent = (place >= 0) & (place < _entries(sizes, routing.owner))
+    row = jnp.where(is_sent, place + _entries(begin, routing.owner), form.rows)
+
+    given = _gather(x, entry // choices, row.reshape(weights.shape))
+    scales = _gather(weights.reshape(*row.shape, 1).astype(x.dtype), entry, row[..., None])
+    rows, scales = (_exchange(form, form.length, each, sizes) for each in (given, scales))
+    made = _exchange(
+        form, form.rows, _run(form, first, sizes, routing, rows, scales, params), jnp.swapaxes(sizes, 1, 2)
     )
-    entry = jnp.where(at < routing.counts[..., None], entry, weights[0, 0].size).reshape(*x.shape[:2], slots)
-    place = routing.place - first
-    slot = jnp.where((place >= 0) & (place < form.slots), routing.owner * form.slots + place, slots)
-
-    rows = _exchange(form, _gather(x, entry // choices, slot.reshape(weights.shape)))
-    scales = _exchange(form, _gather(weights.reshape(*slot.shape, 1).astype(x.dtype), entry, slot[..., None]))
-    made = _exchange(form, _run(form, index, routing, rows, scales, params))
-    return jnp.sum(_gather(made, slot, entry[..., None]).reshape(*weights.shape, -1), -2)
+    return jnp.sum(_gather(made, row, entry[..., None]).reshape(*weights.shape, -1), -2)
 
 
-def _run(form: _Form, index: Any, routing: _Routing, rows: jax.Array, scales: jax.Array, params: Any) -> jax.Array:
+def _run(
+    form: _Form, first: jax.Array, sizes: jax.Array, routing: _Routing, rows: jax.Array, scales: jax.Array, params: Any
+) -> jax.Array:
     """Returns each owner's experts on the rows that it received, times the ``scales`` of these rows.
 
     Hidden rows are scaled, not results, so that the backward pass needs no results.
     """
-    at = index * form.slots + jnp.arange(form.slots)
     each = routing.ends.shape[-1]
-    expert = jnp.sum(at >= routing.ends[..., None], -2).reshape(rows.shape[:3])  # ``each`` in empty slots
+    ends = jnp.clip(routing.ends - first[..., None], 0, sizes[..., None])
+    of_experts = jnp.swapaxes(jnp.diff(ends, prepend=0), 1, 2).reshape(*rows.shape[:2], -1)  # by owner, rank, expert
+    block = _blocks(of_experts, rows.shape[2])
+    expert = jnp.where(block < form.ranks * each, block % each, each)  # ``each`` in empty rows
     order = jnp.argsort(expert, axis=-1, stable=True)
     back = jnp.argsort(order, axis=-1)
-    sizes = _counts(expert, each)
+    counts = _counts(expert, each)
 
     def product(rows: jax.Array, matrices: jax.Array) -> jax.Array:
-        return lax.ragged_dot_general(rows, jnp.broadcast_to(matrices, (len(rows), *matrices.shape)), sizes, _BY_EXPERT)
+        return lax.ragged_dot_general(
+            rows, jnp.broadcast_to(matrices, (len(rows), *matrices.shape)), counts, _BY_EXPERT
+        )
 
     rows, scales = (_gather(each, order, back[..., None]) for each in (rows, scales))
     if params.gate is None:
@@ -272,7 +294,7 @@ def _further(form: _Form, routing: _Routing, x: jax.Array, weights: jax.Array, p
     def one(index: jax.Array, total: jax.Array) -> jax.Array:
         return total + _round(form, index, routing, x, weights, params)
 
-    total: jax.Array = lax.fori_loop(1, _rounds(form, routing), one, jnp.zeros_like(x))
+    total: jax.Array = lax.fori_loop(1, _expected(routing), one, jnp.zeros_like(x))
     return total
 
 
@@ -287,16 +309,16 @@ def _further_backward(form: _Form, given: Any, cotangent: jax.Array) -> Any:
         _, pull = jax.vjp(partial(_round, form, index, routing), *others)
         return jax.tree.map(jnp.add, totals, pull(cotangent))
 
-    grads = lax.fori_loop(1, _rounds(form, routing), one, jax.tree.map(jnp.zeros_like, tuple(others)))
+    grads = lax.fori_loop(1, _expected(routing), one, jax.tree.map(jnp.zeros_like, tuple(others)))
     return None, *grads
 
 
 _further.defvjp(_further_forward, _further_backward)
 
 
-def _rounds(form: _Form, routing: _Routing) -> jax.Array:
-    """Returns how many rounds the fullest pair of ranks needs; the planner takes it that one is enough."""
-    return md.expect_iterations((jnp.max(routing.counts) + form.slots - 1) // form.slots, 0)
+def _expected(routing: _Routing) -> jax.Array:
+    """Returns the number of rounds; the planner takes it that none follows the first."""
+    return md.expect_iterations(routing.rounds, 0)
 
 
 @jax.custom_vjp
@@ -328,20 +350,25 @@ def _rows(x: jax.Array, where: jax.Array) -> jax.Array:
     return made
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _exchange(form: _Form, rows: jax.Array) -> jax.Array:
-    """Returns ``[replicas ranks slots embed]`` with the slots of a pair of ranks at the other one.
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _exchange(form: _Form, length: int, rows: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Returns ``[replicas ranks length embed]``: the rows that every rank receives, of ``sizes`` from rank to rank.
 
-    It is its own inverse and transpose; as the backward pass, it states the layout of gradients too.
+    Its transpose sends them back; as the backward pass, it states the layout of gradients too.
     """
-    rows = _constrained(rows, form.layout)
-    pairs = rows.reshape(*rows.shape[:2], form.ranks, form.slots, rows.shape[-1])
-    return _constrained(jnp.swapaxes(pairs, 1, 2).reshape(rows.shape), form.layout)
+    return _constrained(md.ragged_exchange(_constrained(rows, form.layout), sizes, length), form.layout)
 
 
-_exchange.defvjp(
-    lambda form, rows: (_exchange(form, rows), None), lambda form, _, cotangent: (_exchange(form, cotangent),)
-)
+def _exchange_forward(form: _Form, length: int, rows: jax.Array, sizes: jax.Array) -> Any:
+    return _exchange(form, length, rows, sizes), (sizes, rows.shape[2])
+
+
+def _exchange_backward(form: _Form, length: int, given: Any, cotangent: jax.Array) -> tuple[jax.Array, None]:
+    sizes, rows = given
+    return _exchange(form, rows, cotangent, jnp.swapaxes(sizes, 1, 2)), None
+
+
+_exchange.defvjp(_exchange_forward, _exchange_backward)
 
 
 def _constrained(rows: jax.Array, layout: str) -> jax.Array:
@@ -352,6 +379,17 @@ def _constrained(rows: jax.Array, layout: str) -> jax.Array:
 def _counts(numbers: jax.Array, upper: int) -> jax.Array:
     """Returns how often each number below ``upper`` occurs along the last dim."""
     return jnp.sum(numbers[..., None] == jnp.arange(upper), -2)
+
+
+def _blocks(sizes: jax.Array, rows: int) -> jax.Array:
+    """Returns in which of the blocks of these sizes each of ``rows`` rows lies, their number for those behind."""
+    return jnp.sum(jnp.arange(rows) >= jnp.cumsum(sizes, -1)[..., None], -2)
+
+
+def _entries(table: jax.Array, where: jax.Array, fill: int = 0) -> jax.Array:
+    """Returns entries of the last dim, ``fill`` beyond the last one."""
+    made: jax.Array = jnp.take_along_axis(table, where, -1, mode="fill", fill_value=fill)
+    return made
 
 
 def _before(counts: jax.Array) -> jax.Array:

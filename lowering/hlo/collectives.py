@@ -229,7 +229,7 @@ def collectives_of_module(module: Module, mesh: Mesh) -> tuple[CompiledCollectiv
     """Returns every collective between several devices in a parsed program."""
     readers = {name: readers_of(lines) for name, lines in module.computations.items()}
     sites = executed(module, lambda line: bool(collective_kind(line.opcode)))
-    found = (collective_at(site, readers[site.inside], mesh) for site in sites)
+    found = (collective_at(site, module.computations[site.inside], readers[site.inside], mesh) for site in sites)
     return tuple(c for c in found if c.group > 1)
 
 
@@ -239,8 +239,10 @@ def collective_kind(opcode: str) -> str:
     return base if base in KINDS else ""
 
 
-def collective_at(site: InstructionSite, readers: Readers, mesh: Mesh) -> CompiledCollective:
-    """Returns the collective of an instruction, among the readers of its computation."""
+def collective_at(
+    site: InstructionSite, lines: Sequence[Instruction], readers: Readers, mesh: Mesh
+) -> CompiledCollective:
+    """Returns the collective of an instruction, among the lines and readers of its computation."""
     line, sizes = site.instruction, mesh.sizes_by_name
     kind = collective_kind(line.opcode)
     if kind == "collective-permute":
@@ -253,7 +255,7 @@ def collective_at(site: InstructionSite, readers: Readers, mesh: Mesh) -> Compil
         if axes is None:
             axes = _axes_around(_scope(line), groups, mesh)
     scope = _scope(line)
-    parts = arrays(_result(line))
+    parts = arrays(_least_of_ragged(line, lines) if kind == "ragged-all-to-all" else _result(line))
     taken = _lines_of_parts(line, readers) if len(parts) > 1 else {}
     scopes = {i: found for i, text in taken.items() if _SCOPE.search(found := scope_in(text))}
     widths = [_width(scopes.get(i, scope), part.dtype) for i, part in enumerate(parts)]
@@ -289,6 +291,12 @@ def _result(line: Instruction) -> str:
     if line.opcode.endswith("-start") and line.opcode != "all-reduce-start":
         return members(line.type)[1]
     return line.type
+
+
+def _least_of_ragged(line: Instruction, lines: Sequence[Instruction]) -> str:
+    """The smaller type of operand and result: balanced routing fills it, and data alone says what is sent."""
+    operand = next((other.type for other in lines if other.name == line.operands[0]), line.type)
+    return min(operand, _result(line), key=lambda type: sum(part.bytes for part in arrays(type)))
 
 
 def _scope(line: Instruction) -> str:

@@ -184,8 +184,8 @@ class _Schedule:
                     clock.wait(transfer.over)
             flying = [transfer for transfer in flying if transfer.ends > at]
             for site in self._sent(line, name):
-                inside = readers if site.inside == name else readers_of(self.module.computations[site.inside])
-                sent = collective_at(site, inside, mesh)
+                around = self.module.computations[site.inside]
+                sent = collective_at(site, around, readers if site.inside == name else readers_of(around), mesh)
                 if sent.group == 1:
                     continue
                 one = ScheduledCollective(sent, collective_seconds(sent, mesh))

@@ -56,11 +56,13 @@ class Local:
       sizes: devices per mesh axis.
       inputs: the layout of each operand; all-``B`` for literals.
       outputs: the layout of each result.
+      platform: of the devices, as jax names it; empty where nothing is said of it.
     """
 
     sizes: dict[str, int]
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
+    platform: str = ""
 
     def local_shape(self, layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
         """Returns the shape of this device's block of a tensor of ``shape``."""

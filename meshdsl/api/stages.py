@@ -58,6 +58,7 @@ from meshdsl.recomputation.loop_parts import dividing
 from meshdsl.recomputation.rewrite import recomputing
 from meshdsl.trace import Call, trace_call
 from meshdsl.trace.device_axes import DeviceMap
+from meshdsl.trace.ragged_exchange import fit_exchanges
 from meshdsl.trace.shard_maps import check_stated_specs, explicit_specs
 from meshdsl.trace.spec_errors import asks_for_types
 
@@ -177,15 +178,16 @@ class CallStages:
 
     @stage
     def checked(self) -> TracedProgram:
-        """The traced program, its constraints fitted to the mesh, and its user-defined rules checked.
+        """The traced program, its constraints and ragged exchanges fitted to the mesh, its user-defined rules checked.
 
         Rules are checked on simulated devices; this executes user code.
         """
-        program = check_rules(fit_constraints(self.traced, self.options.mesh))
+        mesh = self.options.mesh
+        program = check_rules(fit_exchanges(fit_constraints(self.traced, mesh), mesh.topology))
         unused = self.user_pins.unused_rules(program)
         notes = [*program.notes, *self.options.notes, *unused, *self._stated.notes]
         notes += nearly_replaced(program)
-        notes += overridden_pins(self.options.layouts.on(self.options.mesh), program)
+        notes += overridden_pins(self.options.layouts.on(mesh), program)
         warnings, low_bits = [*program.warnings, *unused], self.options.low_bits
         return replace(program, notes=notes, warnings=warnings, low_bits=low_bits)
 

@@ -94,7 +94,7 @@ class Runner:
             made = (self._local_shape(v, p) for v, p in zip(op.outputs, row.outputs, strict=True))
             return tuple(_of_devices_p.bind(*arrays, op=op, made=tuple(made)))
         ports = (tuple(Layout(**{AXIS: p}) for p in side) for side in (row.inputs, row.outputs))
-        return run_local(op, arrays, Local({AXIS: self.placement.microbatches}, *ports))
+        return run_local(op, arrays, Local({AXIS: self.placement.microbatches}, next(ports), next(ports)))
 
     def _local_shape(self, v: Value, placed: Placement) -> jax.ShapeDtypeStruct:
         dims = (n // self.placement.microbatches if placed == Split(d) else n for d, n in enumerate(v.shape))

@@ -17,6 +17,7 @@ that one device runs:
     convolution   convolution and pooling, on ``halo``: windows that slide over blocks
     linalg        FFT and decompositions: batches only
     random        keys, bits, and calls with effects
+    ragged_exchange  ``md.ragged_exchange``: rows whose receivers are data
     shard_map     the user's ``jax.shard_map``: its boundary, and the collectives of its body
     dim_groups    read from the rules: which dims are one dim, to be padded together, and what padding may hold
 
@@ -30,6 +31,7 @@ from meshdsl.rules import (
     indexing,
     linalg,
     matmul,
+    ragged_exchange,
     random,
     reduction,
     shape,
@@ -44,6 +46,7 @@ __all__ = [
     "indexing",
     "linalg",
     "matmul",
+    "ragged_exchange",
     "random",
     "reduction",
     "rows_if_pinned_partial",

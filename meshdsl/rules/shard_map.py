@@ -132,4 +132,7 @@ def manual_row(op: Op, axis: str) -> Signature:
         return row
     groups: tuple[tuple[int, ...], ...] = op.params["groups"] or ()
     group = len(groups[0]) if len(groups) > 1 else 0
-    return Signature(row.inputs, row.outputs, collectives=(Exchange(KINDS[op.name], 0, group=group),))
+    port = 0
+    if op.name == "ragged_all_to_all":  # balanced routing fills the smaller of what is written to and what is sent
+        port = min((0, 1), key=lambda i: prod(op.inputs[i].shape))
+    return Signature(row.inputs, row.outputs, collectives=(Exchange(KINDS[op.name], port, group=group),))

@@ -1,5 +1,7 @@
 """Experts without drops: the numbers of a loop over experts, whatever the routing, and one exchange each way."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,6 +86,30 @@ def test_a_plan_exchanges_tokens_once_each_way_and_runs_with_all_tokens_sent_to_
     sharded.check(*args)  # in all rounds; compiled bytes are compared in tests/examples/test_strategies.py
 
 
+@pytest.mark.parametrize("ragged", [False, True], ids=["rounds", "ragged"])
+@pytest.mark.parametrize("capacity", [0.4, 2.0])
+def test_a_ragged_plan_sends_the_routed_tokens_whatever_the_capacity(ragged, capacity):
+    params = {"below": jnp.asarray(RNG.normal(size=(EMBED, EMBED)), "float32"), "experts": WEIGHTS}
+
+    def step(params, x, experts):
+        def loss(params):
+            given = experts, jnp.ones_like(experts, float), params["experts"], RANKS, 1, capacity
+            return jnp.mean(dropless(jnp.tanh(x @ params["below"]), *given, layout="data=S(ranks)") ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+    mesh = md.Mesh(data=RANKS, topology=replace(SLOW, ragged=ragged))
+    sharded = md.parallelize(step, mesh, {"params/below": "data=B", "**": "data=S(0)"})
+    args = params, X.reshape(TOKENS, EMBED)
+    routed = 4 * TOKENS * CHOICES // RANKS * EMBED * (RANKS - 1) // RANKS
+    plan = sharded.plan(*args, jnp.zeros((TOKENS, CHOICES), int))
+    sent = [c.bytes for c in plan.collectives if c.trips and c.kind == "all-to-all" and c.bytes > routed // 4]
+    most = min(capacity, 1) if ragged else capacity
+    assert sent == [int(most * TOKENS * CHOICES / RANKS**2) * RANKS * EMBED * (RANKS - 1)] * 4
+    for numbers in ROUTINGS.values():
+        sharded.check(*args, jnp.asarray(numbers.reshape(TOKENS, CHOICES)))
+
+
 @pytest.mark.parametrize(
     "given, text",
     [
@@ -92,7 +118,7 @@ def test_a_plan_exchanges_tokens_once_each_way_and_runs_with_all_tokens_sent_to_
             r"ranks=3 does not divide experts=8; the nearest is 2 or 4\n.*tokens=128; the nearest is 2 or 4",
         ),
         ({"replicas": 5}, r"replicas=5 does not divide the 32 tokens of a rank; the nearest is 4 or 8"),
-        ({"capacity": 0}, r"capacity=0: a round needs slots; give 1.05"),
+        ({"capacity": 0}, r"capacity=0: a round needs room; give 1.05"),
         (
             {"weights": SHARES[:2]},
             r"weights: shape \(2, 32, 2\) is not \[... choices\] \(4, 32, 2\), to fit x \(4, 32, 8\)",

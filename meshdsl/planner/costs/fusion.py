@@ -21,7 +21,7 @@ FUSION_BARRIERS = frozenset(PASSES_PER_COLUMN) | frozenset(
     "cholesky_update lu_pivots_to_permutation symmetric_product tridiagonal_solve "
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
     "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled "
-    "psum pmax pmin pbroadcast all_gather reduce_scatter all_to_all ragged_all_to_all ppermute".split()
+    "ragged_exchange psum pmax pmin pbroadcast all_gather reduce_scatter all_to_all ragged_all_to_all ppermute".split()
 )
 PRODUCTS = ("dot_general", "conv_general_dilated")
 SLICES_OPERAND = frozenset("gather dynamic_slice slice".split())

@@ -1,0 +1,141 @@
+"""Rows whose receivers are data: a loop over rows as the reference, on every platform's collective."""
+
+import dataclasses
+from importlib.util import find_spec
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import meshdsl as md
+from meshdsl.layouts.topology import Link
+from meshdsl.lowering.local import ragged_exchange as program
+
+RNG = np.random.default_rng(3)
+BATCH, ROWS, LENGTH, FEATURES = 2, 16, 32, 30
+SLOW = md.Topology("slow", 1e8, 1e8, 1e9, 4e9, 0.0, (Link(1e-6, 1e6),))
+PINS = {"**": "data=S(1)", "sizes": "data=B"}
+
+
+def routing(kind, ranks):
+    """Sizes per batch, sender and receiver: at random, to one rank what fits, and all of a rank to one of its own."""
+    if kind == "random":
+        return RNG.multinomial(ROWS - 2, [1 / ranks] * ranks, size=(BATCH, ranks))
+    if kind == "to one":
+        return ROWS // 4 * (np.arange(ranks) == ranks // 2) * np.ones((BATCH, ranks, 1), int)
+    return np.stack([ROWS * np.eye(ranks, dtype=int)[RNG.permutation(ranks)] for _ in range(BATCH)])
+
+
+def received(x, sizes, length):
+    """Row by row."""
+    made = np.zeros((*x.shape[:2], length, x.shape[-1]), x.dtype)
+    for b, receiver in np.ndindex(x.shape[:2]):
+        rows = [
+            row
+            for sender in range(x.shape[1])
+            for row in x[b, sender][sizes[b, sender, :receiver].sum() :][: sizes[b, sender, receiver]]
+        ]
+        made[b, receiver, : len(rows)] = np.reshape(rows, (-1, x.shape[-1]))[:length]
+    return made
+
+
+def sent_as_documented(operand, output, at, sizes, to, expected, *, axis_name):
+    """``lax.ragged_all_to_all`` as its documentation describes it; compilers for CPU have none."""
+    held = [lax.all_gather(x, axis_name) for x in (operand, at, sizes, to)]
+    devices, slices, me = len(held[0]), len(at) // len(held[0]), lax.axis_index(axis_name)
+    places = jnp.arange(len(output))
+    for device in range(devices):
+        rows, *slice_of = (x[device] for x in held)
+        for i in range(slices):
+            begin, size, place = (x[me * slices + i] for x in slice_of)
+            size = jnp.where(size == expected[device * slices + i], size, -1)  # both ends have to agree
+            here = (places >= place) & (places < place + size)
+            output = jnp.where(here[:, None], rows[jnp.clip(begin + places - place, 0, len(rows) - 1)], output)
+    return output
+
+
+def both_ways(length):
+    def step(x, sizes):
+        made, back = jax.vjp(lambda x: md.ragged_exchange(x, sizes, length), x)
+        return made, back(jnp.sin(made))[0]
+
+    return step
+
+
+@pytest.mark.parametrize("ranks, devices", [(8, 8), (8, 4)])
+@pytest.mark.parametrize("how", ["rounds", "rounds for a ragged plan", "ragged"])
+def test_every_row_arrives_once_and_goes_back_whatever_the_routing(how, ranks, devices, monkeypatch):
+    if how == "ragged":
+        monkeypatch.setattr(program, "_RAGGED", ("cpu",))
+        monkeypatch.setattr(lax, "ragged_all_to_all", sent_as_documented)
+    topology = dataclasses.replace(SLOW, ragged=how != "rounds")
+    x = RNG.normal(size=(BATCH, ranks, ROWS, FEATURES)).astype("float32")
+    for kind in ("random", "to one", "all of a rank to one"):
+        sizes = routing(kind, ranks)
+        sharded = md.parallelize(
+            both_ways(LENGTH), md.Mesh(data=devices, topology=topology), PINS, outputs={"**": "data=S(1)"}
+        )
+        assert {c.kind for c in sharded.plan(x, sizes).collectives} == {"all-to-all"}
+        made, back = sharded(x, sizes)
+        np.testing.assert_array_equal(made, received(x, sizes, LENGTH))
+        sent = np.arange(ROWS)[:, None] < sizes.sum(2)[:, :, None, None]
+        np.testing.assert_allclose(back, np.where(sent, np.sin(x), 0), rtol=1e-6)
+
+
+def test_what_is_neither_there_nor_fits_is_left_out():
+    x, sizes = RNG.normal(size=(1, 2, 4, 3)), np.array([[[3, 3], [2, -1]]])
+    found = md.ragged_exchange(x, sizes, 4)
+    np.testing.assert_array_equal(found, received(np.asarray(found.dtype.type(x)), np.array([[[3, 1], [1, 0]]]), 4))
+
+
+def test_batches_may_be_mapped():
+    x, sizes = RNG.normal(size=(3, BATCH, 4, 8, 2)).astype("float32"), RNG.integers(0, 3, (BATCH, 4, 4))
+    found = jax.vmap(lambda x: md.ragged_exchange(x, sizes, 8))(x)
+    np.testing.assert_array_equal(found, [md.ragged_exchange(each, sizes, 8) for each in x])
+
+
+@pytest.mark.parametrize(
+    "ragged, rows, text", [(True, 16, "the routed rows alone"), (False, 32, "rounds of equal slots")]
+)
+def test_plans_count_the_smaller_side_and_rounds_the_larger(ragged, rows, text):
+    x, sizes = RNG.normal(size=(BATCH, 8, ROWS, FEATURES)).astype("float32"), routing("random", 8)
+    mesh = md.Mesh(data=8, topology=dataclasses.replace(SLOW, ragged=ragged))
+    sharded = md.parallelize(both_ways(LENGTH), mesh, PINS, outputs={"**": "data=S(1)"})
+    for sent in sharded.plan(x, sizes).collectives:
+        assert (sent.kind, sent.bytes) == ("all-to-all", BATCH * rows * FEATURES * 4 * 7 // 8)
+        assert text in sent.reason
+    assert sharded.verify(x, sizes).equal
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is not installed")
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_a_tpu_is_given_one_ragged_collective(ranks):
+    array = (
+        jax.ShapeDtypeStruct((BATCH, ranks, 512, 256), jnp.bfloat16),
+        jax.ShapeDtypeStruct((BATCH, ranks, ranks), int),
+    )
+    sharded = md.parallelize(
+        both_ways(640), md.Mesh(data=4, topology="tpu-v5e"), PINS, outputs={"**": "data=S(1)"}, memory="1TB"
+    )
+    (line,) = sharded.verify(*array, target="tpu-v5e:2x2").lines
+    assert line.made == line.compiled == line.planned == 2 * BATCH * ranks // 4 * 512 * 256 * 2 * 3 // 4
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"length": 0}, "length=0 is no number of rows"),
+        ({"length": 9}, "length=9 is no multiple of ranks=4; make it 12"),
+        ({"x": np.ones((4, 6, 3))}, "rows=6 is no multiple of ranks=4; make it 8"),
+        ({"x": np.ones((4, 8))}, r"not \[... ranks rows features\]"),
+        ({"sizes": np.ones((4, 3), int)}, r"sizes: shape \(4, 3\) is not \[... ranks ranks\] \(4, 4\), to fit x"),
+        ({"sizes": np.ones((4, 4))}, "float32 counts no rows; give integers"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(change, text):
+    given = {"x": np.ones((4, 8, 3)), "sizes": np.ones((4, 4), int), "length": 8} | change
+    with pytest.raises(md.ArgumentError, match=text):
+        md.ragged_exchange(**given)
