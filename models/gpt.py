@@ -36,6 +36,8 @@ class Config:
       attend: attention variant, one of ``models.attention.VARIANTS``.
       blocks: of a ring; with ``"ring"`` and ``"fused_ring"``, batches must be permuted by
         ``zigzag_batch(batch, blocks)``.
+      products: of the blocks' activations and weights, one of ``models.fp8.VARIANTS``; those of attention, of the
+        embedding and of the logits are plain.
     """
 
     layers: int
@@ -49,6 +51,7 @@ class Config:
     attend: str = "products"
     blocks: int = 1
     keep: str = ""
+    products: str = "plain"
 
     @property
     def dims(self) -> md.Dims:
@@ -84,7 +87,7 @@ class GPT(nnx.Module):
         self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed"), std=0.02))
         self.position = nnx.Param(md.normal(rngs.params(), sizes("seq embed"), std=0.01))
         self.blocks = md.stack(
-            lambda rngs: Block(sizes, rngs, attend=config.attend, blocks=config.blocks),
+            lambda rngs: Block(sizes, rngs, attend=config.attend, blocks=config.blocks, products=config.products),
             sizes("layers"),
             rngs,
             remat=config.remat,

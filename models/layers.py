@@ -11,6 +11,7 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.attention import attention
+from meshdsl.models.fp8 import product
 from meshdsl.models.ring_attention import place
 
 
@@ -26,16 +27,21 @@ class Norm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """A matmul with bias; the kernel is initialised normally with ``std``."""
+    """A matmul with bias; the kernel is initialised normally with ``std``.
 
-    def __init__(self, sizes: md.Dims, over: str, out: str, std: float, rngs: nnx.Rngs) -> None:
-        self.over = over
+    ``products`` is one of ``models.fp8.VARIANTS``.
+    """
+
+    def __init__(
+        self, sizes: md.Dims, over: str, out: str, std: float, rngs: nnx.Rngs, products: str = "plain"
+    ) -> None:
+        self.over, self.products = over, products
         self.kernel = nnx.Param(md.normal(rngs.params(), sizes(over) + sizes(out), std=std))
         self.bias = nnx.Param(md.zeros(sizes(out)))
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns ``x`` with the dims ``out`` in place of ``over``."""
-        return md.dot(x, self.kernel, over=self.over) + self.bias
+        return product(x, self.kernel, self.over, self.products) + self.bias
 
 
 class RMSNorm(nnx.Module):
@@ -50,16 +56,27 @@ class RMSNorm(nnx.Module):
 
 
 class Matrix(nnx.Module):
-    """A matmul without bias; the kernel is initialised normally with variance 1 / fan-in, or with ``std``."""
+    """A matmul without bias; the kernel is initialised normally with variance 1 / fan-in, or with ``std``.
 
-    def __init__(self, sizes: md.Dims, over: str, out: str, rngs: nnx.Rngs, std: float | None = None) -> None:
-        self.over, dims = over, sizes(over) + sizes(out)
+    ``products`` is one of ``models.fp8.VARIANTS``.
+    """
+
+    def __init__(
+        self,
+        sizes: md.Dims,
+        over: str,
+        out: str,
+        rngs: nnx.Rngs,
+        std: float | None = None,
+        products: str = "plain",
+    ) -> None:
+        self.over, self.products, dims = over, products, sizes(over) + sizes(out)
         key, std = rngs.params(), sizes(over).size ** -0.5 if std is None else std
         self.kernel = nnx.Param(md.normal(key, dims, std))
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns ``x`` with the dims ``out`` in place of ``over``."""
-        return md.dot(x, self.kernel, over=self.over)
+        return product(x, self.kernel, self.over, self.products)
 
 
 def positions(x: md.Tensor, blocks: int = 1) -> md.Tensor:
@@ -91,18 +108,27 @@ class Block(nnx.Module):
       causal: whether a position attends only to itself and earlier ones.
       attend: attention variant, one of ``models.attention.VARIANTS``.
       blocks: of a ring.
+      products: of activations and weights, one of ``models.fp8.VARIANTS``.
     """
 
     def __init__(
-        self, sizes: md.Dims, rngs: nnx.Rngs, causal: bool = True, attend: str = "products", blocks: int = 1
+        self,
+        sizes: md.Dims,
+        rngs: nnx.Rngs,
+        causal: bool = True,
+        attend: str = "products",
+        blocks: int = 1,
+        products: str = "plain",
     ) -> None:
         self.causal, self.attend, self.blocks = causal, attend, blocks
         last = 0.02 / (2 * sizes["layers"]) ** 0.5  # for projections into the residual stream, two per block
         self.norm1, self.norm2 = Norm(sizes), Norm(sizes)
-        self.query, self.key, self.value = (Linear(sizes, "embed", "heads head", 0.02, rngs) for _ in range(3))
-        self.out = Linear(sizes, "heads head", "embed", last, rngs)
-        self.up = Linear(sizes, "embed", "hidden", 0.02, rngs)
-        self.down = Linear(sizes, "hidden", "embed", last, rngs)
+        self.query, self.key, self.value = (
+            Linear(sizes, "embed", "heads head", 0.02, rngs, products) for _ in range(3)
+        )
+        self.out = Linear(sizes, "heads head", "embed", last, rngs, products)
+        self.up = Linear(sizes, "embed", "hidden", 0.02, rngs, products)
+        self.down = Linear(sizes, "hidden", "embed", last, rngs, products)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns ``x`` after the block."""

@@ -46,6 +46,8 @@ class Config:
       attend: attention variant, one of ``models.attention.VARIANTS``.
       blocks: of a ring; with ``"ring"`` and ``"fused_ring"``, batches must be permuted by
         ``zigzag_batch(batch, blocks)``.
+      products: of the blocks' activations and weights, one of ``models.fp8.VARIANTS``; those of attention, of the
+        embedding and of the logits are plain.
     """
 
     layers: int
@@ -64,6 +66,7 @@ class Config:
     gated: bool = True
     blocks: int = 1
     keep: str = ""
+    products: str = "plain"
 
     @property
     def dims(self) -> md.Dims:
@@ -84,11 +87,19 @@ CONFIGS = {
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions, ``[batch seq embed]`` to the same."""
 
-    def __init__(self, sizes: md.Dims, theta: float, rngs: nnx.Rngs, attend: str = "products", blocks: int = 1) -> None:
+    def __init__(
+        self,
+        sizes: md.Dims,
+        theta: float,
+        rngs: nnx.Rngs,
+        attend: str = "products",
+        blocks: int = 1,
+        products: str = "plain",
+    ) -> None:
         self.theta, self.attend, self.blocks = theta, attend, blocks
-        self.query = Matrix(sizes, "embed", "heads queries head", rngs)
-        self.key, self.value = (Matrix(sizes, "embed", "heads head", rngs) for _ in range(2))
-        self.out = Matrix(sizes, "heads queries head", "embed", rngs)
+        self.query = Matrix(sizes, "embed", "heads queries head", rngs, products=products)
+        self.key, self.value = (Matrix(sizes, "embed", "heads head", rngs, products=products) for _ in range(2))
+        self.out = Matrix(sizes, "heads queries head", "embed", rngs, products=products)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns the attention output."""
@@ -103,10 +114,10 @@ class Attention(nnx.Module):
 class Perceptron(nnx.Module):
     """A SwiGLU perceptron (Shazeer 2020), or one with squared ReLU."""
 
-    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs, gated: bool = True) -> None:
-        self.gate = Matrix(sizes, "embed", "hidden", rngs) if gated else None
-        self.up = Matrix(sizes, "embed", "hidden", rngs)
-        self.down = Matrix(sizes, "hidden", "embed", rngs)
+    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs, gated: bool = True, products: str = "plain") -> None:
+        self.gate = Matrix(sizes, "embed", "hidden", rngs, products=products) if gated else None
+        self.up = Matrix(sizes, "embed", "hidden", rngs, products=products)
+        self.down = Matrix(sizes, "hidden", "embed", rngs, products=products)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Applies the perceptron over ``embed``; other dims are arbitrary."""
@@ -122,8 +133,8 @@ class Block(nnx.Module):
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
         self.norm1, self.norm2 = RMSNorm(sizes), RMSNorm(sizes)
-        self.attention = Attention(sizes, config.theta, rngs, config.attend, config.blocks)
-        self.mlp = Perceptron(sizes, rngs, config.gated)
+        self.attention = Attention(sizes, config.theta, rngs, config.attend, config.blocks, config.products)
+        self.mlp = Perceptron(sizes, rngs, config.gated, config.products)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns ``x`` after the block."""

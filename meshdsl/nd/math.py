@@ -390,7 +390,13 @@ def _running(fn: Callable[..., Any], x: Any, over: DimsLike, reverse: bool) -> T
 # those of the second.
 
 
-def dot(*operands: Any, over: DimsLike, precision: Any = None, dtype: Any = None) -> Tensor:
+def dot(
+    *operands: Any,
+    over: DimsLike,
+    precision: Any = None,
+    dtype: Any = None,
+    dot_general: Callable[..., Any] = lax.dot_general,
+) -> Tensor:
     """Return the product of the operands, summed over dims; an einsum with names for letters.
 
     Args:
@@ -398,6 +404,7 @@ def dot(*operands: Any, over: DimsLike, precision: Any = None, dtype: Any = None
       over: the dims to sum over, each in at least two operands; ``""`` for an outer product.
       precision: as in ``jax.numpy.einsum``.
       dtype: dtype of the sums and of the result, as ``preferred_element_type``.
+      dot_general: multiplies two operands in place of ``jax.lax.dot_general``, with its arguments.
 
     Returns:
       A tensor with all other dims: those that both operands share, then those of the first operand, then the rest.
@@ -412,17 +419,19 @@ def dot(*operands: Any, over: DimsLike, precision: Any = None, dtype: Any = None
     summed = read_names(over)
     _check(tensors, summed)
     if len(tensors) == 2:
-        return _dot_general(tensors[0], tensors[1], summed, precision, dtype)
+        return _dot_general(tensors[0], tensors[1], summed, precision, dtype, dot_general)
     return _einsum(tensors, summed, precision, dtype)
 
 
-def _dot_general(x: NamedArray, y: NamedArray, summed: Names, precision: Any, dtype: Any) -> Tensor:
+def _dot_general(
+    x: NamedArray, y: NamedArray, summed: Names, precision: Any, dtype: Any, multiply: Callable[..., Any]
+) -> Tensor:
     shared = tuple(name for name in x.dims if name in y.dims and name not in summed)
     contracted = [tuple(z.dims.index(name) for name in summed) for z in (x, y)]
     batch = [tuple(z.dims.index(name) for name in shared) for z in (x, y)]
     left, right = promoted(x.array, y.array)
     numbers = ((contracted[0], contracted[1]), (batch[0], batch[1]))
-    made = lax.dot_general(left, right, numbers, precision=precision, preferred_element_type=dtype or left.dtype)
+    made = multiply(left, right, numbers, precision=precision, preferred_element_type=dtype or left.dtype)
     free = (name for z in (x, y) for name in z.dims if name not in summed and name not in shared)
     return computed(made, (*shared, *free))
 
