@@ -25,7 +25,7 @@ MODELS: dict[str, gpt.Config | llama.Config] = {
 }
 HARDWARE = {"H100": "dgx-h100", "GB200": "gb200-nvl72"}
 REASONS = {
-    "FP8": "a topology has no rate for FP8 products",
+    "FP8": "products in FP8, which no row is planned with yet",
     "experts": "mixtures without dropping tokens, whose experts' loads the tables do not give",
     "LORA": "adapters: most parameters are frozen, which no model of ours is",
     "chunks": "stages, and no word on whether their layers are interleaved (as 1f1b they are predicted 47% too long)",

@@ -24,7 +24,7 @@ MEMORY = {"a100_40gb": 1.555e12}  # bytes per second from the data sheet, where 
 
 def reason(row: dict[str, str]) -> str:
     """Returns why a row cannot be scored; empty if it can."""
-    return "a topology has no rate for FP8 products" if row["precision"] == "amp_fp8" else ""
+    return "products in FP8, which no row is planned with yet" if row["precision"] == "amp_fp8" else ""
 
 
 def cases() -> Iterator[Case]:
