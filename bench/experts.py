@@ -1,18 +1,26 @@
 """Experts without drops: what plans multiply and send, beside what balanced routing needs.
 
 python -m bench.experts prints a table of docs/evidence/models.md; steps are planned, in processor time, but not run.
+python -m bench.experts targets prints another, of a layer compiled for absent TPUs and GPUs.
 """
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from time import process_time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from bench.report import table, versions
 from meshdsl.api import parallelize
 from meshdsl.ir.graph import walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import topology
+from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.models import mixture
+from meshdsl.models.dropless import ExpertWeights, dropless
 from meshdsl.models.mixture import CONFIGS
 from meshdsl.planner.costs.op_cost import flops_of
 from meshdsl.trace import trace
@@ -24,6 +32,9 @@ CASES = [
     ("deepseek-moe-16b", {"data": 8}, ""),
     ("deepseek-moe-16b", {"data": 8}, "data=S(ranks)"),
 ]
+TARGETS, DEVICES = ("tpu-v5e:2x2", "tpu-v6e:2x2", "dgx-h100:4"), 4
+TOKENS, EMBED, HIDDEN = 4096, 256, 512  # of the layer that is compiled, with 8 experts, in bfloat16
+COMPILED = ["target", "`capacity=`", "exchanges of rows / routed tokens", "bytes planned", "lowered", "compiled"]
 HEADER = ["model", "mesh", "`layout=`", "products / ideal", "recomputed, of 3", "sent per layer / routed tokens"]
 HEADER += ["predicted step", "memory", "planned in"]
 
@@ -64,6 +75,41 @@ def row(name: str, axes: dict[str, int], layout: str) -> list[str]:
     ]
 
 
+def compiled_row(target: str, capacity: float) -> list[str]:
+    """Returns the figures of a layer on four devices, forward and backward, compiled for a target."""
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            weights, experts = jax.lax.top_k(jax.nn.softmax(x @ params["router"]), 2)
+            given = jnp.tanh(x @ params["below"]), experts, weights, ExpertWeights(**params["experts"]), DEVICES
+            return jnp.mean(dropless(*given, capacity=capacity, layout="data=S(ranks)") ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+    sizes = {"up": (8, EMBED, HIDDEN), "gate": (8, EMBED, HIDDEN), "down": (8, HIDDEN, EMBED)}
+    shapes = {"experts": sizes, "below": (EMBED, EMBED), "router": (EMBED, 8)}
+    args = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16),
+        (shapes, (TOKENS, EMBED)),
+        is_leaf=lambda x: isinstance(x, tuple) and isinstance(x[0], int),
+    )
+    mesh = Mesh(data=DEVICES, topology=topology(parse_target(target).preset))
+    sharded = parallelize(step, mesh, {"**": "data=S(0)", "params/{below,router}": "data=B"})
+    routed = TOKENS * 2 * EMBED * 2 * (DEVICES - 1) // DEVICES**2
+    exchanges = [c.bytes / routed for c in sharded.plan(*args).collectives if c.kind == "all-to-all" and c.trips]
+    of_rows = [ratio for ratio in exchanges if ratio > 0.1]
+    (line,) = [line for line in sharded.verify(*args, target=target).lines if line.kind == "all-to-all"]
+    return [
+        f"`{target}`",
+        str(capacity),
+        f"{len(of_rows)} of {min(of_rows):.3f} to {max(of_rows):.3f}",
+        *(f"{int(n):,}" for n in (line.planned, line.compiled, line.made or 0)),
+    ]
+
+
 if __name__ == "__main__":
-    print(table(HEADER, [row(*case) for case in CASES]))
-    print(f"\n`python -m bench.experts` ({versions()})")
+    if sys.argv[1:] == ["targets"]:
+        print(table(COMPILED, [compiled_row(target, capacity) for target in TARGETS for capacity in (1.05, 1.5)]))
+    else:
+        print(table(HEADER, [row(*case) for case in CASES]))
+    print(f"\n`python -m {' '.join(['bench.experts', *sys.argv[1:]])}` ({versions()})")
