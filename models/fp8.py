@@ -141,8 +141,9 @@ def _backward(static: Static, kept: Any, gradient: jax.Array) -> tuple[jax.Array
 _product.defvjp(_forward, _backward)
 
 
-def _dot(x: jax.Array, y: jax.Array, numbers: Numbers, *scales: jax.Array) -> jax.Array:
-    return lax.dot_general(x, y, numbers, preferred_element_type=jnp.float32) * (scales[0] * scales[1])
+def _dot(x: jax.Array, y: jax.Array, numbers: Numbers, *scales: jax.Array | None) -> jax.Array:
+    made = lax.dot_general(x, y, numbers, preferred_element_type=jnp.float32)
+    return made if scales[0] is None or scales[1] is None else made * (scales[0] * scales[1])
 
 
 def _inverse(dims: Sequence[int]) -> list[int]:
@@ -150,13 +151,17 @@ def _inverse(dims: Sequence[int]) -> list[int]:
     return sorted(range(len(dims)), key=lambda i: dims[i])
 
 
-def _scale(x: jax.Array, to: Any, ones: bool) -> jax.Array:
+def _scale(x: jax.Array, to: Any, ones: bool) -> jax.Array | None:
     """Returns the scale of a tensor: 1 of zeros, and where a number is not finite, which the result then shows."""
-    most = 0.0 if ones or not x.size else jnp.abs(x).max().astype(jnp.float32)
+    if ones:
+        return None
+    most = jnp.abs(x).max(initial=0).astype(jnp.float32)
     return jnp.where((most > 0) & jnp.isfinite(most), most / float(jnp.finfo(to).max), 1.0)
 
 
-def _rounded(x: jax.Array, scale: jax.Array, to: Any) -> jax.Array:
-    most = float(jnp.finfo(to).max)
-    wide = x.astype(jnp.float32) / scale
-    return jnp.where(jnp.isfinite(wide), jnp.clip(wide, -most, most), jnp.nan).astype(to)
+def _rounded(x: jax.Array, scale: jax.Array | None, to: Any) -> jax.Array:
+    """Returns the numbers of ``x`` in a scale; None is 1, and clips. No number is larger than its scale allows."""
+    if scale is None:
+        most = float(jnp.finfo(to).max)
+        return jnp.clip(x.astype(jnp.float32), -most, most).astype(to)
+    return (x.astype(jnp.float32) / scale).astype(to)
