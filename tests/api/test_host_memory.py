@@ -14,7 +14,7 @@ from meshdsl.layouts.topology import Link
 
 OPTIMIZER = optax.adam(1e-2)
 MESH = md.Mesh(data=2, model=2, topology="cpu")
-PINS = {"x": "data=S(0)", "params/w0": "model=S(1)"}
+PINS = {"x": "data=S(0)", "params/w0": "model=S(0)"}
 
 
 def step(params, state, x):

@@ -214,11 +214,11 @@ def test_loops_and_explicit_axes():
 
         return (jax.lax.scan(layer, x, layers)[0] ** 2).sum()
 
-    arguments = shape((6, 64, 64), None, "data", mesh=mesh), shape((32, 64), "data", mesh=mesh)
+    arguments = shape((6, 2048, 2048), None, "data", mesh=mesh), shape((32768, 2048), "data", mesh=mesh)
     with jax.set_mesh(mesh):
         found = md.inspect(jax.jit(step), *arguments, topology=TOPOLOGY)
     gathers = [c for c in found.collectives if c.kind == "all-gather"]
-    assert [(c.axes, c.trips, c.bytes) for c in gathers] == [(("data",), 6, 64 * 64 * 4 * 3 // 4)]
+    assert [(c.axes, c.trips, c.bytes) for c in gathers] == [(("data",), 6, 2048 * 2048 * 4 * 3 // 4)]
     beside = found.compare()
     assert abs(beside.plan.bytes - found.bytes) <= 1  # fractions of a byte
 

@@ -68,7 +68,7 @@ def test_topologies():
     for name in ("dgx-h100", "tpu-v5p", "cpu"):
         topology = md.topology(name)
         rows = Cells(topology._repr_html_()).rows
-        assert len(rows) == 7 + len(topology.links)
+        assert len(rows) == 7 + bool(topology.flops8) + len(topology.links)
         assert rows[-1][1] == f"{bytes_text(topology.links[-1].bandwidth)}/s"
     measured = replace(md.topology("cpu"), axes=(("data", md.topology("cpu").links[0]),))
     assert Cells(measured._repr_html_()).rows[-1][0] == "axis data"
