@@ -18,7 +18,7 @@ to, as FSDP with float8 all-gathers does (torchao). What is kept for the backwar
 there anyway, and is rounded again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import meshdsl as md
 from meshdsl.errors import ArgumentError, nearest
 
 VARIANTS = ("plain", "float8", "float8_static")
@@ -34,30 +33,24 @@ _WEIGHTS, _GRADIENTS = jnp.float8_e4m3fn, jnp.float8_e5m2
 Numbers = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def product(x: md.Tensor, weight: md.Tensor, over: str, variant: str = "plain") -> md.Tensor:
-    """Returns the product of ``x`` and a weight, summed over dims: ``md.dot`` in a variant.
+def multiplier(variant: str) -> Callable[..., jax.Array]:
+    """Returns the function in place of ``jax.lax.dot_general`` by which a variant multiplies.
 
     Args:
-      x: ``[... over]``, in any order.
-      weight: has the dims ``over``, and others that ``x`` lacks.
-      over: names of the summed dims.
       variant: one of ``VARIANTS``.
 
     Raises:
       ArgumentError: ``variant`` is none of them.
-      DimError: as ``md.dot``.
 
     Example:
       >>> x, w = md.ones("batch=4 embed=16"), md.ones("embed=16 hidden=32")
-      >>> product(x, w, over="embed", variant="float8").dims
+      >>> md.dot(x, w, over="embed", dot_general=multiplier("float8")).dims
       ('batch', 'hidden')
     """
     if variant not in VARIANTS:
         names = ", ".join(map(repr, VARIANTS))
         raise ArgumentError(f"no variant {variant!r} of products{nearest(variant, VARIANTS)}; it is one of {names}")
-    if variant == "plain":
-        return md.dot(x, weight, over=over)
-    return md.dot(x, weight, over=over, dot_general=partial(dot_general, static=variant == "float8_static"))
+    return lax.dot_general if variant == "plain" else partial(dot_general, static=variant == "float8_static")
 
 
 def dot_general(

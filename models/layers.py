@@ -11,7 +11,7 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.attention import attention
-from meshdsl.models.fp8 import product
+from meshdsl.models.fp8 import multiplier
 from meshdsl.models.ring_attention import place
 
 
@@ -41,7 +41,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns ``x`` with the dims ``out`` in place of ``over``."""
-        return product(x, self.kernel, self.over, self.products) + self.bias
+        return md.dot(x, self.kernel, over=self.over, dot_general=multiplier(self.products)) + self.bias
 
 
 class RMSNorm(nnx.Module):
@@ -76,7 +76,7 @@ class Matrix(nnx.Module):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns ``x`` with the dims ``out`` in place of ``over``."""
-        return product(x, self.kernel, self.over, self.products)
+        return md.dot(x, self.kernel, over=self.over, dot_general=multiplier(self.products))
 
 
 def positions(x: md.Tensor, blocks: int = 1) -> md.Tensor:

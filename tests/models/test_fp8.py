@@ -9,7 +9,7 @@ from jax import lax
 import meshdsl as md
 from meshdsl.errors import ArgumentError
 from meshdsl.models import gpt, llama
-from meshdsl.models.fp8 import dot_general, product
+from meshdsl.models.fp8 import dot_general, multiplier
 
 PLAIN = (((1,), (0,)), ((), ()))
 SIZES = {"layers": 2, "embed": 4096, "heads": 32, "seq": 2048, "vocab": 512}
@@ -106,7 +106,6 @@ def test_a_stated_sharding_is_refused():
 
 
 def test_an_unknown_variant_is_named():
-    x, w = md.ones("batch=2 embed=4"), md.ones("embed=4 hidden=3")
     said = "no variant 'float16' of products; did you mean 'float8'\\?; it is one of 'plain', 'float8', 'float8_static'"
     with pytest.raises(ArgumentError, match=said):
-        product(x, w, "embed", "float16")
+        multiplier("float16")
