@@ -64,7 +64,8 @@ def dot_general(
 ) -> jax.Array:
     """Returns ``jax.lax.dot_general`` of operands rounded to float8, whose gradients are products in float8 too.
 
-    It can be given to layers that take such a function, ``flax.nnx.Linear`` among them.
+    It can be given to layers that take such a function, ``flax.nnx.Linear`` among them. Gradients are of first order:
+    gradients of them would be rounded to float8 without scales.
 
     Args:
       lhs: floats, the activations; what is kept of them for the backward pass is rounded.
@@ -76,12 +77,16 @@ def dot_general(
       static: whether all scales are 1.
 
     Raises:
-      ArgumentError: ``out_sharding`` is given.
+      ArgumentError: an operand has no floats, or ``out_sharding`` is given.
 
     Example:
       >>> float(dot_general(jnp.ones(16), jnp.full(16, 0.5), (((0,), (0,)), ((), ()))))
       8.0
     """
+    if not all(jnp.issubdtype(v.dtype, jnp.floating) for v in (lhs, rhs)):
+        raise ArgumentError(
+            f"{lhs.dtype} x {rhs.dtype}: products in float8 are of floats; jax.lax.dot_general multiplies other numbers"
+        )
     if out_sharding is not None:
         raise ArgumentError(
             f"out_sharding={out_sharding}: products in float8 take none; md.constrain states the layout of the result"
@@ -145,11 +150,16 @@ def _inverse(dims: Sequence[int]) -> list[int]:
 
 
 def _scale(x: jax.Array, to: Any, ones: bool) -> jax.Array | None:
-    """Returns the scale of a tensor: 1 of zeros, and where a number is not finite, which the result then shows."""
+    """Returns the scale of a tensor.
+
+    It is 1 of zeros, of numbers so small that it is no normal number, which devices take for 0, and where a number is
+    not finite, which the result then shows.
+    """
     if ones:
         return None
     most = jnp.abs(x).max(initial=0).astype(jnp.float32)
-    return jnp.where((most > 0) & jnp.isfinite(most), most / float(jnp.finfo(to).max), 1.0)
+    scale = most / float(jnp.finfo(to).max)
+    return jnp.where((scale >= float(jnp.finfo(jnp.float32).tiny)) & jnp.isfinite(most), scale, 1.0)
 
 
 def _rounded(x: jax.Array, scale: jax.Array | None, to: Any) -> jax.Array:

@@ -71,6 +71,21 @@ def test_zeros_and_numbers_that_are_not_finite():
         assert jnp.isnan(dot_general(x.at[1, 2].set(bad), w, PLAIN)[1]).all()
 
 
+def test_numbers_whose_scale_is_no_normal_number_are_zeros():
+    """Devices take such a scale for 0, and dividing by it would make NaN of finite numbers."""
+    size = 1e-36
+    x, w = jnp.full((4, 8), size), jnp.ones((8, 2))
+    assert (dot_general(x, w, PLAIN) == 0).all() and (dot_general(w.T, x.T, PLAIN) == 0).all()
+    for gradient in jax.grad(lambda x, w: (size * dot_general(x, w, PLAIN)).sum(), (0, 1))(w.T, w):
+        assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize(("left", "right"), [("int32", "int32"), ("complex64", "complex64"), ("float32", "int8")])
+def test_operands_that_are_no_floats_are_refused(left, right):
+    with pytest.raises(ArgumentError, match=f"{left} x {right}: products in float8 are of floats"):
+        dot_general(jnp.ones((4, 8), left), jnp.ones((8, 2), right), PLAIN)
+
+
 def test_static_scales_are_one_and_clip():
     x, w = jnp.full((1, 1), 1000.0), jnp.full((1, 1), 2.0)
     assert dot_general(x, w, PLAIN, static=True) == 448 * 2
