@@ -19,7 +19,7 @@ from jax import lax
 from meshdsl.ir.graph import Op
 from meshdsl.lowering.local.collectives import collective_scope
 from meshdsl.lowering.local.registry import Local, bind, local
-from meshdsl.primitives.ragged_exchange import rows_before, sender_of_rows
+from meshdsl.primitives.ragged_exchange import rows_before, sender_of_rows, sizes_within
 from meshdsl.rules.ragged_exchange import exchanged_port
 
 _RAGGED = ("tpu", "gpu", "cuda", "rocm")  # platforms whose compilers have ragged collectives
@@ -54,11 +54,12 @@ def _ragged(x: jax.Array, sizes: jax.Array, length: int, me: jax.Array, axes: tu
         mine = lax.dynamic_slice_in_dim(table, me, own, 1)
         return jnp.moveaxis(mine.reshape(batch, own, devices, own), 2, 0)
 
-    received = lax.dynamic_slice_in_dim(sizes, me, own, 2).reshape(batch, devices, own, own)
+    fitting = sizes_within(sizes, rows, length)
+    received = lax.dynamic_slice_in_dim(fitting, me, own, 2).reshape(batch, devices, own, own)
     blocks = jnp.arange(batch * own, dtype=jnp.int32).reshape(batch, own)
-    at_sender = sent(rows_before(sizes, 2)) + blocks[:, :, None] * rows
-    at_receiver = sent(rows_before(sizes, 1)) + blocks[:, None] * length
-    slices = at_sender, sent(sizes), at_receiver, jnp.moveaxis(received, 1, 0)
+    at_sender = sent(jnp.minimum(rows_before(sizes, 2), rows)) + blocks[:, :, None] * rows
+    at_receiver = sent(jnp.minimum(rows_before(sizes, 1), length)) + blocks[:, None] * length
+    slices = at_sender, sent(fitting), at_receiver, jnp.moveaxis(received, 1, 0)
     output = jnp.zeros((batch * own * length, features), x.dtype)
     flat = x.reshape(batch * own * rows, features), output, *(table.ravel() for table in slices)
     made: jax.Array = lax.ragged_all_to_all(*flat, axis_name=axes)
@@ -69,9 +70,9 @@ def _in_rounds(
     x: jax.Array, sizes: jax.Array, length: int, slots: int, me: jax.Array, axes: tuple[str, ...]
 ) -> jax.Array:
     """Returns the same by all-to-alls of ``slots`` per pair of ranks."""
-    batch, own, _, features = x.shape
-    ranks = sizes.shape[-1]
-    sending = lax.dynamic_slice_in_dim(sizes, me, own, 1)[..., None]  # [batch own receiver 1]
+    batch, own, rows, features = x.shape
+    ranks, fitting = sizes.shape[-1], sizes_within(sizes, rows, length)
+    sending = lax.dynamic_slice_in_dim(fitting, me, own, 1)[..., None]  # [batch own receiver 1]
     begins = lax.dynamic_slice_in_dim(rows_before(sizes, 2), me, own, 1)[..., None]
     sender = lax.dynamic_slice_in_dim(sender_of_rows(sizes, length), me, own, 1)  # [batch own row]
     first = jnp.swapaxes(lax.dynamic_slice_in_dim(rows_before(sizes, 1), me, own, 2), 1, 2)  # [batch own sender]
@@ -79,7 +80,7 @@ def _in_rounds(
 
     def one(index: jax.Array, total: jax.Array) -> jax.Array:
         at = index * slots + jnp.arange(slots)
-        at = jnp.where(at < sending, begins + at, x.shape[2]).reshape(batch, own, ranks * slots)
+        at = jnp.where(at < sending, begins + at, rows).reshape(batch, own, ranks * slots)
         sent = _rows(x, at).reshape(batch, own, ranks // own, own, slots, features)
         found = lax.all_to_all(sent, axes, 2, 2, tiled=True)
         found = jnp.moveaxis(found, 3, 1).swapaxes(2, 3).reshape(batch, own, ranks * slots, features)

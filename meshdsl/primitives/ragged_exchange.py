@@ -8,10 +8,13 @@ The function is on whole arrays, as ``jax.numpy`` is, where it is a lookup of ro
 it one collective that sends these rows and no others (``jax.lax.ragged_all_to_all``), or, where the compiler has none,
 rounds of all-to-alls with equal slots for every pair (``lowering.local.ragged_exchange``).
 
-It is linear in the rows, and its transpose sends them back: the same with ``sizes`` transposed.
+It is linear in the rows, and its transpose sends them back: the same with ``sizes`` transposed. For that, a block of
+rows begins behind all blocks before it, at the sender and at the receiver, even those that do not fit; of each block,
+the rows that lie within both sides are sent (``sizes_within``).
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -19,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from meshdsl.errors import ArgumentError, faults, is_a
+from meshdsl.errors import ArgumentError, faults
 
 ragged_exchange_p = Primitive("ragged_exchange")
 
@@ -49,30 +52,37 @@ def ragged_exchange(x: jax.Array, sizes: jax.Array, length: int) -> jax.Array:
       >>> md.ragged_exchange(x, jnp.array([[1, 3], [0, 2]]), length=6)[:, :, 0].tolist()
       [[1, 0, 0, 0, 0, 0], [2, 3, 4, 5, 6, 0]]
     """
+    x, sizes = jnp.asarray(x), jnp.asarray(sizes)
     found = []
-    if not (isinstance(length, int) and length > 0):
+    if not (isinstance(length, Integral) and length > 0):
         found.append(f"length={length!r} is no number of rows; give an int of at least 1")
-    if jnp.ndim(x) < 3:
-        found.append(f"x {is_a(x)}, which is not [... ranks rows features]")
-    elif jnp.shape(sizes) != (*x.shape[:-2], x.shape[-3]):
+    if x.ndim < 3 or not x.shape[-3]:
+        found.append(f"x: shape {x.shape} is not [... ranks rows features], of at least one rank")
+    elif sizes.shape != (*x.shape[:-2], x.shape[-3]):
         wanted = (*x.shape[:-2], x.shape[-3])
-        found.append(f"sizes: shape {jnp.shape(sizes)} is not [... ranks ranks] {wanted}, to fit x {x.shape}")
+        found.append(f"sizes: shape {sizes.shape} is not [... ranks ranks] {wanted}, to fit x {x.shape}")
     for name, rows in (("rows", x.shape[-2]), ("length", length)) if not found else ():
         if rows % x.shape[-3]:
             found.append(
                 f"{name}={rows} is no multiple of ranks={x.shape[-3]}; make it {-(-rows // x.shape[-3]) * x.shape[-3]}"
             )
-    if not jnp.issubdtype(jnp.result_type(sizes), jnp.integer):
-        found.append(f"sizes: {jnp.result_type(sizes)} counts no rows; give integers")
+    if not jnp.issubdtype(sizes.dtype, jnp.integer):
+        found.append(f"sizes: {sizes.dtype} counts no rows; give integers")
     if found:
         raise ArgumentError(faults("ragged_exchange:", found))
-    sizes = _cut(_cut(jnp.maximum(sizes, 0).astype(jnp.int32), x.shape[-2], -1), length, -2)
-    made: jax.Array = ragged_exchange_p.bind(jnp.asarray(x), sizes, length=length, ragged=False)
+    sizes = jnp.maximum(sizes, 0).astype(jax.dtypes.canonicalize_dtype(jnp.uint64))  # holds every size, and ``rows``
+    sizes = jnp.minimum(sizes, x.shape[-2]).astype(jnp.int32)  # so that sums do not overflow
+    sizes = _within(sizes, x.shape[-2], -1)
+    made: jax.Array = ragged_exchange_p.bind(x, sizes, length=int(length), ragged=False)
     return made
 
 
-def _cut(sizes: jax.Array, most: int, dim: int) -> jax.Array:
-    """Returns the sizes without what lies beyond ``most`` along ``dim``."""
+def sizes_within(sizes: jax.Array, rows: int, length: int) -> jax.Array:
+    """Returns how much of each block lies within the ``rows`` of its sender and the ``length`` of its receiver."""
+    return jnp.minimum(_within(sizes, rows, -1), _within(sizes, length, -2))
+
+
+def _within(sizes: jax.Array, most: int, dim: int) -> jax.Array:
     return jnp.clip(most - rows_before(sizes, dim), 0, sizes)
 
 
@@ -86,7 +96,8 @@ def exchanged(x: jax.Array, sizes: jax.Array, length: int) -> jax.Array:
     ranks, rows, features = x.shape[-3:]
     sender = sender_of_rows(sizes, length)
     at = jnp.arange(length) + _of_sender(rows_before(sizes, -1) - rows_before(sizes, -2), sender)
-    at = jnp.where(sender < ranks, sender * rows + at, ranks * rows).reshape(*x.shape[:-3], ranks * length)
+    at = jnp.where((sender < ranks) & (at < rows), sender * rows + at, ranks * rows)
+    at = at.reshape(*x.shape[:-3], ranks * length)
     whole = x.reshape(*x.shape[:-3], ranks * rows, features)
     made: jax.Array = jnp.take_along_axis(whole, at[..., None], -2, mode="fill", fill_value=0)
     return made.reshape(*x.shape[:-2], length, features)

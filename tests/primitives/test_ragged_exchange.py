@@ -20,16 +20,20 @@ PINS = {"**": "data=S(1)", "sizes": "data=B"}
 
 
 def routing(kind, ranks):
-    """Sizes per batch, sender and receiver: at random, to one rank what fits, and all of a rank to one of its own."""
+    """Sizes per batch, sender and receiver; "too many" are more than the first receiver takes and most senders have."""
     if kind == "random":
         return RNG.multinomial(ROWS - 2, [1 / ranks] * ranks, size=(BATCH, ranks))
+    if kind == "too many":
+        sizes = RNG.integers(0, ROWS // 4, (BATCH, ranks, ranks))
+        sizes[:, :, 0] = LENGTH // ranks + 2
+        return sizes
     if kind == "to one":
         return ROWS // 4 * (np.arange(ranks) == ranks // 2) * np.ones((BATCH, ranks, 1), int)
     return np.stack([ROWS * np.eye(ranks, dtype=int)[RNG.permutation(ranks)] for _ in range(BATCH)])
 
 
 def received(x, sizes, length):
-    """Row by row."""
+    """Row by row, those alone that are there and that fit."""
     made = np.zeros((*x.shape[:2], length, x.shape[-1]), x.dtype)
     for b, receiver in np.ndindex(x.shape[:2]):
         rows = [
@@ -37,7 +41,7 @@ def received(x, sizes, length):
             for sender in range(x.shape[1])
             for row in x[b, sender][sizes[b, sender, :receiver].sum() :][: sizes[b, sender, receiver]]
         ]
-        made[b, receiver, : len(rows)] = np.reshape(rows, (-1, x.shape[-1]))[:length]
+        made[b, receiver, : len(rows)] = np.reshape(rows[:length], (-1, x.shape[-1]))
     return made
 
 
@@ -72,7 +76,8 @@ def test_every_row_arrives_once_and_goes_back_whatever_the_routing(how, ranks, d
         monkeypatch.setattr(lax, "ragged_all_to_all", sent_as_documented)
     topology = dataclasses.replace(SLOW, ragged=how != "rounds")
     x = RNG.normal(size=(BATCH, ranks, ROWS, FEATURES)).astype("float32")
-    for kind in ("random", "to one", "all of a rank to one"):
+    numbers = np.broadcast_to(np.arange(1, 1 + x[..., :1].size).reshape(x[..., :1].shape), x.shape)
+    for kind in ("random", "to one", "all of a rank to one", "too many"):
         sizes = routing(kind, ranks)
         sharded = md.parallelize(
             both_ways(LENGTH), md.Mesh(data=devices, topology=topology), PINS, outputs={"**": "data=S(1)"}
@@ -80,14 +85,25 @@ def test_every_row_arrives_once_and_goes_back_whatever_the_routing(how, ranks, d
         assert {c.kind for c in sharded.plan(x, sizes).collectives} == {"all-to-all"}
         made, back = sharded(x, sizes)
         np.testing.assert_array_equal(made, received(x, sizes, LENGTH))
-        sent = np.arange(ROWS)[:, None] < sizes.sum(2)[:, :, None, None]
+        sent = np.isin(numbers, received(numbers, sizes, LENGTH))
         np.testing.assert_allclose(back, np.where(sent, np.sin(x), 0), rtol=1e-6)
 
 
-def test_what_is_neither_there_nor_fits_is_left_out():
-    x, sizes = RNG.normal(size=(1, 2, 4, 3)), np.array([[[3, 3], [2, -1]]])
-    found = md.ragged_exchange(x, sizes, 4)
-    np.testing.assert_array_equal(found, received(np.asarray(found.dtype.type(x)), np.array([[[3, 1], [1, 0]]]), 4))
+@pytest.mark.parametrize(
+    "sizes, fitting",
+    [
+        ([[3, 3], [2, -1]], [[3, 1], [2, 0]]),  # rank 0 has 4 rows, and takes 4
+        ([[3, 1], [2, 2]], [[3, 1], [2, 2]]),  # what rank 0 does not take of rank 1 is in front of what rank 1 takes
+        (np.full((2, 2), 2**31 - 1), [[4, 0], [4, 0]]),
+        (np.array([[2**32 - 1, 1], [0, 4]], "uint32"), [[4, 0], [0, 4]]),
+        (np.array([[127, 1], [0, -128]], "int8"), [[4, 0], [0, 0]]),
+    ],
+    ids=str,
+)
+def test_what_is_neither_there_nor_fits_is_left_out(sizes, fitting):
+    x = RNG.normal(size=(1, 2, 4, 3)).astype("float32")
+    found = md.ragged_exchange(x, np.array([sizes]), np.int64(4))
+    np.testing.assert_array_equal(found, received(x, np.array([fitting]), 4))
 
 
 def test_batches_may_be_mapped():
@@ -129,7 +145,8 @@ def test_a_tpu_is_given_one_ragged_collective(ranks):
         ({"length": 0}, "length=0 is no number of rows"),
         ({"length": 9}, "length=9 is no multiple of ranks=4; make it 12"),
         ({"x": np.ones((4, 6, 3))}, "rows=6 is no multiple of ranks=4; make it 8"),
-        ({"x": np.ones((4, 8))}, r"not \[... ranks rows features\]"),
+        ({"x": np.ones((4, 8))}, r"x: shape \(4, 8\) is not \[... ranks rows features\], of at least one rank"),
+        ({"x": np.ones((0, 8, 3)), "sizes": np.ones((0, 0), int)}, r"x: shape \(0, 8, 3\) is not"),
         ({"sizes": np.ones((4, 3), int)}, r"sizes: shape \(4, 3\) is not \[... ranks ranks\] \(4, 4\), to fit x"),
         ({"sizes": np.ones((4, 4))}, "float32 counts no rows; give integers"),
     ],
