@@ -64,8 +64,8 @@ def dot_general(
 ) -> jax.Array:
     """Returns ``jax.lax.dot_general`` of operands rounded to float8, whose gradients are products in float8 too.
 
-    It can be given to layers that take such a function, ``flax.nnx.Linear`` among them. Gradients are of first order:
-    gradients of them would be rounded to float8 without scales.
+    It can be given to layers that take such a function, ``flax.nnx.Linear`` among them. It has first derivatives only:
+    tangents of second ones would be rounded to float8 without scales.
 
     Args:
       lhs: floats, the activations; what is kept of them for the backward pass is rounded.
@@ -162,9 +162,18 @@ def _scale(x: jax.Array, to: Any, ones: bool) -> jax.Array | None:
     return jnp.where((scale >= float(jnp.finfo(jnp.float32).tiny)) & jnp.isfinite(most), scale, 1.0)
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _rounded(x: jax.Array, scale: jax.Array | None, to: Any) -> jax.Array:
     """Returns the numbers of ``x`` in a scale; None is 1, and clips. No number is larger than its scale allows."""
     if scale is None:
         most = float(jnp.finfo(to).max)
         return jnp.clip(x.astype(jnp.float32), -most, most).astype(to)
     return (x.astype(jnp.float32) / scale).astype(to)
+
+
+@_rounded.defjvp
+def _refused(*_: Any) -> tuple[jax.Array, jax.Array]:
+    raise ArgumentError(
+        "products in float8 have no second derivatives: their tangents would be rounded without a scale; "
+        "differentiate plain products twice"
+    )

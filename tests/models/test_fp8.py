@@ -124,3 +124,12 @@ def test_an_unknown_variant_is_named():
     said = "no variant 'float16' of products; did you mean 'float8'\\?; it is one of 'plain', 'float8', 'float8_static'"
     with pytest.raises(ArgumentError, match=said):
         multiplier("float16")
+
+
+def test_second_derivatives_are_refused():
+    """Their tangents would be cast to float8 without a scale, which loses those that are small."""
+    w = jnp.ones((8, 4))
+    gradient = jax.grad(lambda w: (dot_general(jnp.ones((4, 8)), w, PLAIN) ** 2).sum())
+    assert bool((gradient(w) > 0).all())
+    with pytest.raises(ArgumentError, match="products in float8 have no second derivatives"):
+        jax.grad(lambda w: gradient(w).sum())(w)
