@@ -4,8 +4,8 @@ GShard and Switch give each expert a fixed number of slots and drop what does no
 drop nothing and multiply ragged groups of rows instead; Hwang et al., "Tutel" (2022), and DeepSeek-AI, "DeepSeek-V3
 Technical Report" (2024), section 3.2.2, exchange them by all-to-all. Here shapes are static, but what is sent is data:
 an owner of experts has room for a little more than its balanced share of tokens, and where more are routed to the
-fullest one, all tokens go in as many rounds as it needs, an equal part of those of every pair of ranks in each.
-Balanced routing takes one round.
+fullest one, all tokens go in as many turns as it needs, an equal part of those of every pair of ranks in each.
+Balanced routing takes one turn.
 
     x [replicas ranks tokens embed], each token with ``choices`` experts
     sent [replicas ranks rows embed]           per rank: rows for the first owner, for the second, ...
@@ -18,7 +18,7 @@ compiler has such a collective. Each rank also sends how many tokens it has per 
 receive, and the tokens' weights, so that the backward pass needs neither the results of the experts nor their way back.
 
 Values and gradients are gathered, never scattered: a row knows its token and a token its rows, so either direction
-reads at known places. Further rounds run their forward pass again in the backward pass, and keep nothing.
+reads at known places. Further turns run their forward pass again in the backward pass, and keep nothing.
 """
 
 from collections.abc import Callable
@@ -59,8 +59,8 @@ class _Form(NamedTuple):
 
     Args:
       ranks: owners of experts.
-      rows: that a rank sends in a round at most.
-      length: of what an owner receives in a round at most.
+      rows: that a rank sends in a turn at most.
+      length: of what an owner receives in a turn at most.
       layout: of what is sent and received.
       activation: of the hidden rows.
     """
@@ -73,7 +73,7 @@ class _Form(NamedTuple):
 
 
 class _Routing(NamedTuple):
-    """Where everything is, in all rounds together; an entry is one choice of one token.
+    """Where everything is, in all turns together; an entry is one choice of one token.
 
     Args:
       order: entries of a rank, by expert, ``[replicas ranks entries]``.
@@ -81,7 +81,7 @@ class _Routing(NamedTuple):
       place: of each entry among those of its rank for its owner, likewise.
       counts: entries per rank and owner, ``[replicas ranks ranks]``.
       ends: per rank, owner and expert of the owner: entries for it and those before it, ``[replicas ranks ranks e]``.
-      rounds: how many the fullest owner needs, a scalar.
+      turns: how many the fullest owner needs, a scalar.
     """
 
     order: jax.Array
@@ -89,7 +89,7 @@ class _Routing(NamedTuple):
     place: jax.Array
     counts: jax.Array
     ends: jax.Array
-    rounds: jax.Array
+    turns: jax.Array
 
 
 def dropless(
@@ -114,8 +114,8 @@ def dropless(
       params: weights of the experts.
       ranks: owners of equal parts of the experts, the number of devices that split them.
       replicas: groups of tokens that are exchanged apart, each among its own ranks.
-      capacity: room of an owner, relative to its balanced share of tokens; 1.05 is one round as long as none has more
-        than 1.05 of it. Less memory is taken with less, in more rounds.
+      capacity: room of an owner, relative to its balanced share of tokens; 1.05 is one turn as long as none has more
+        than 1.05 of it, rounded down to equal parts for all ranks. Less memory is taken with less, in more turns.
       layout: of tokens on their way, ``[replicas ranks rows embed]``, such as ``"data=S(ranks)"``; an axis that it
         does not name is planned.
       activation: of hidden rows.
@@ -141,8 +141,8 @@ def dropless(
     owned = jax.tree.map(lambda w: w.reshape(ranks, count // ranks, *w.shape[1:]), params)
     routing = _route(form, blocks(experts).reshape(replicas, ranks, -1), count)
     given = _constrained(blocks(x), layout), blocks(weights), owned
-    further = _further(form, routing, *given)  # in front, so that what the first round keeps is not there meanwhile
-    return (_round(form, 0, routing, *given) + further).reshape(x.shape)
+    further = _further(form, routing, *given)  # in front, so that what the first turn keeps is not there meanwhile
+    return (_turn(form, 0, routing, *given) + further).reshape(x.shape)
 
 
 def _check(
@@ -182,7 +182,7 @@ def _check(
     if dtype != x.dtype or not jnp.issubdtype(dtype, jnp.floating):
         found.append(f"x: {x.dtype} beside params of {dtype}; cast the params, or x, with .astype")
     if not 0 < capacity < inf:
-        found.append(f"capacity={capacity}: a round needs room; give 1.05, or less for more rounds of less memory")
+        found.append(f"capacity={capacity}: a turn needs room; give 1.05, or less for more turns of less memory")
     tokens = prod(x.shape[:-1])
     for name, divisor, what, length in (("ranks", ranks, "experts", count), ("ranks", ranks, "tokens", tokens)):
         if length % divisor:
@@ -212,23 +212,23 @@ def _route(form: _Form, experts: jax.Array, count: int) -> _Routing:
     place = jnp.argsort(order, axis=-1) - jnp.take_along_axis(_before(counts), owner, -1)
     fullest = jnp.maximum(jnp.max(jnp.sum(counts, -2)), jnp.max(jnp.sum(counts, -1)))
     spare = form.length - form.ranks  # parts of pairs are rounded up
-    rounds = jnp.where(fullest <= form.length, 1, (fullest + spare - 1) // spare)
-    return _Routing(order, owner, place, counts, jnp.cumsum(of_experts, -1), rounds)
+    turns = jnp.where(fullest <= form.length, 1, (fullest + spare - 1) // spare)
+    return _Routing(order, owner, place, counts, jnp.cumsum(of_experts, -1), turns)
 
 
 def _part(index: Any, routing: _Routing) -> tuple[jax.Array, jax.Array]:
-    """Returns where the part of a round begins among the entries of each pair, and its size."""
-    each, rest = jnp.divmod(routing.counts, routing.rounds)
+    """Returns where the part of a turn begins among the entries of each pair, and its size."""
+    each, rest = jnp.divmod(routing.counts, routing.turns)
     return each * index + jnp.minimum(rest, index), each + (index < rest)
 
 
-def _round(form: _Form, index: Any, routing: _Routing, x: jax.Array, weights: jax.Array, params: Any) -> jax.Array:
-    """Returns what one round adds to the result.
+def _turn(form: _Form, index: Any, routing: _Routing, x: jax.Array, weights: jax.Array, params: Any) -> jax.Array:
+    """Returns what one turn adds to the result.
 
     Args:
       form: of the exchange.
-      index: of the round.
-      routing: of all rounds.
+      index: of the turn.
+      routing: of all turns.
       x: ``[replicas ranks tokens embed]``.
       weights: ``[replicas ranks tokens choices]``.
       params: weights of the experts per owner, ``[ranks e ...]``.
@@ -289,10 +289,10 @@ _BY_EXPERT = lax.RaggedDotDimensionNumbers((((3,), (3,)), ((0, 1), (0, 1))), (2,
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _further(form: _Form, routing: _Routing, x: jax.Array, weights: jax.Array, params: Any) -> jax.Array:
-    """Returns what all rounds but the first add to the result."""
+    """Returns what all turns but the first add to the result."""
 
     def one(index: jax.Array, total: jax.Array) -> jax.Array:
-        return total + _round(form, index, routing, x, weights, params)
+        return total + _turn(form, index, routing, x, weights, params)
 
     total: jax.Array = lax.fori_loop(1, _expected(routing), one, jnp.zeros_like(x))
     return total
@@ -306,7 +306,7 @@ def _further_backward(form: _Form, given: Any, cotangent: jax.Array) -> Any:
     routing, *others = given
 
     def one(index: jax.Array, totals: Any) -> Any:
-        _, pull = jax.vjp(partial(_round, form, index, routing), *others)
+        _, pull = jax.vjp(partial(_turn, form, index, routing), *others)
         return jax.tree.map(jnp.add, totals, pull(cotangent))
 
     grads = lax.fori_loop(1, _expected(routing), one, jax.tree.map(jnp.zeros_like, tuple(others)))
@@ -317,8 +317,8 @@ _further.defvjp(_further_forward, _further_backward)
 
 
 def _expected(routing: _Routing) -> jax.Array:
-    """Returns the number of rounds; the planner takes it that none follows the first."""
-    return md.expect_iterations(routing.rounds, 0)
+    """Returns the number of turns; the planner takes it that none follows the first."""
+    return md.expect_iterations(routing.turns, 0)
 
 
 @jax.custom_vjp

@@ -77,7 +77,7 @@ def dot_general(
       static: whether all scales are 1.
 
     Raises:
-      ArgumentError: an operand has no floats, or ``out_sharding`` is given.
+      ArgumentError: an operand has no floats, ``out_sharding`` is given, or a second derivative is asked for.
 
     Example:
       >>> float(dot_general(jnp.ones(16), jnp.full(16, 0.5), (((0,), (0,)), ((), ()))))

@@ -1,10 +1,10 @@
-"""Experts without drops: routed tokens go to their experts' devices and back, in as many rounds as routing needs.
+"""Experts without drops: routed tokens go to their experts' devices and back, in as many turns as routing needs.
 
 Gale et al., MegaBlocks, 2022, section 5; DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.2.2: all-to-alls of
 the routed tokens, there and back, forward and backward. Slots are exactly those of balanced routing here, so that
-further rounds, which the plan lists at no cost, run whenever it is not. A token's weight travels with it, and its
+further turns, which the plan lists at no cost, run whenever it is not. A token's weight travels with it, and its
 gradient back. The numbers of tokens per device and expert are gathered, from which each device knows what it receives,
-and in how many rounds.
+and in how many turns.
 """
 
 import jax

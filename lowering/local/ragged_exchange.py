@@ -19,7 +19,7 @@ from jax import lax
 from meshdsl.ir.graph import Op
 from meshdsl.lowering.local.collectives import collective_scope
 from meshdsl.lowering.local.registry import Local, bind, local
-from meshdsl.primitives.ragged_exchange import rows_before, sender_of_rows, sizes_within
+from meshdsl.primitives.ragged_exchange import rows_at, rows_before, sender_of_rows, sizes_within
 from meshdsl.rules.ragged_exchange import exchanged_port
 
 _RAGGED = ("tpu", "gpu", "cuda", "rocm")  # platforms whose compilers have ragged collectives
@@ -81,19 +81,13 @@ def _in_rounds(
     def one(index: jax.Array, total: jax.Array) -> jax.Array:
         at = index * slots + jnp.arange(slots)
         at = jnp.where(at < sending, begins + at, rows).reshape(batch, own, ranks * slots)
-        sent = _rows(x, at).reshape(batch, own, ranks // own, own, slots, features)
+        sent = rows_at(x, at).reshape(batch, own, ranks // own, own, slots, features)
         found = lax.all_to_all(sent, axes, 2, 2, tiled=True)
         found = jnp.moveaxis(found, 3, 1).swapaxes(2, 3).reshape(batch, own, ranks * slots, features)
         slot = place - index * slots
         is_here = (sender < ranks) & (slot >= 0) & (slot < slots)
-        return jnp.where(is_here[..., None], _rows(found, jnp.where(is_here, sender * slots + slot, 0)), total)
+        return jnp.where(is_here[..., None], rows_at(found, jnp.where(is_here, sender * slots + slot, 0)), total)
 
     rounds = (jnp.max(sizes) + slots - 1) // slots
     made: jax.Array = lax.fori_loop(0, rounds, one, jnp.zeros((batch, own, length, features), x.dtype))
-    return made
-
-
-def _rows(x: jax.Array, at: jax.Array) -> jax.Array:
-    """Returns rows of ``x``, zeros beyond the last one."""
-    made: jax.Array = jnp.take_along_axis(x, at[..., None], 2, mode="fill", fill_value=0)
     return made

@@ -97,10 +97,14 @@ def exchanged(x: jax.Array, sizes: jax.Array, length: int) -> jax.Array:
     sender = sender_of_rows(sizes, length)
     at = jnp.arange(length) + _of_sender(rows_before(sizes, -1) - rows_before(sizes, -2), sender)
     at = jnp.where((sender < ranks) & (at < rows), sender * rows + at, ranks * rows)
-    at = at.reshape(*x.shape[:-3], ranks * length)
     whole = x.reshape(*x.shape[:-3], ranks * rows, features)
-    made: jax.Array = jnp.take_along_axis(whole, at[..., None], -2, mode="fill", fill_value=0)
-    return made.reshape(*x.shape[:-2], length, features)
+    return rows_at(whole, at.reshape(*x.shape[:-3], ranks * length)).reshape(*x.shape[:-2], length, features)
+
+
+def rows_at(x: jax.Array, at: jax.Array) -> jax.Array:
+    """Returns rows of ``x``, ``[... n features]``, at positions ``[... m]``; zeros beyond the last one."""
+    made: jax.Array = jnp.take_along_axis(x, at[..., None], -2, mode="fill", fill_value=0)
+    return made
 
 
 def sender_of_rows(sizes: jax.Array, length: int) -> jax.Array:

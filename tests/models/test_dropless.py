@@ -83,7 +83,7 @@ def test_a_plan_exchanges_tokens_once_each_way_and_runs_with_all_tokens_sent_to_
     assert sent == [("all-to-all", phase) for phase in ("forward", "forward", "backward", "backward")]
     below = 2 * params["below"].nbytes * (RANKS - 1) // RANKS
     assert plan.bytes - below <= 4.2 * exchanged
-    sharded.check(*args)  # in all rounds; compiled bytes are compared in tests/examples/test_strategies.py
+    sharded.check(*args)  # in all turns; compiled bytes are compared in tests/examples/test_strategies.py
 
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["rounds", "ragged"])
@@ -118,7 +118,7 @@ def test_a_ragged_plan_sends_the_routed_tokens_whatever_the_capacity(ragged, cap
             r"ranks=3 does not divide experts=8; the nearest is 2 or 4\n.*tokens=128; the nearest is 2 or 4",
         ),
         ({"replicas": 5}, r"replicas=5 does not divide the 32 tokens of a rank; the nearest is 4 or 8"),
-        ({"capacity": 0}, r"capacity=0: a round needs room; give 1.05"),
+        ({"capacity": 0}, r"capacity=0: a turn needs room; give 1.05"),
         (
             {"weights": SHARES[:2]},
             r"weights: shape \(2, 32, 2\) is not \[... choices\] \(4, 32, 2\), to fit x \(4, 32, 8\)",
