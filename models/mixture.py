@@ -52,7 +52,7 @@ class Config(llama.Config):
       experts: number of experts.
       choices: experts per token.
       group: tokens per group, if some are dropped.
-      capacity: capacity factor, slots of all experts per token and choice. With ``ranks``, that of a turn (``models.dropless``).
+      capacity: capacity factor, slots of all experts per token and choice. With ``ranks``, that of a turn.
       shared: hidden size of a shared expert that takes every token; 0 for none.
       weighed: whether the probabilities of the chosen experts are renormalised to sum to 1.
       ranks: owners of equal parts of the experts, between which tokens are exchanged without drops, see
