@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -61,6 +62,7 @@ class _Form(NamedTuple):
       ranks: owners of experts.
       rows: that a rank sends in a turn at most.
       length: of what an owner receives in a turn at most.
+      turns: that balanced routing takes.
       layout: of what is sent and received.
       activation: of the hidden rows.
     """
@@ -68,6 +70,7 @@ class _Form(NamedTuple):
     ranks: int
     rows: int
     length: int
+    turns: int
     layout: str
     activation: Activation
 
@@ -116,6 +119,7 @@ def dropless(
       replicas: groups of tokens that are exchanged apart, each among its own ranks.
       capacity: room of an owner, relative to its balanced share of tokens; 1.05 is one turn as long as none has more
         than 1.05 of it, rounded down to equal parts for all ranks. Less memory is taken with less, in more turns.
+        ``capacity_at`` is that of a quantile of measured loads.
       layout: of tokens on their way, ``[replicas ranks rows embed]``, such as ``"data=S(ranks)"``; an axis that it
         does not name is planned.
       activation: of hidden rows.
@@ -133,7 +137,9 @@ def dropless(
     tokens = experts.size // choices // (replicas * ranks)
     share = tokens * choices / ranks  # of each pair of ranks; exchanges have equal parts for all of them
     room = max(int(min(capacity, ranks) * share), ceil(share) if capacity >= 1 else 0, 2)
-    form = _Form(ranks, ranks * min(ceil(share), room), ranks * room, layout, activation)
+    turns = max(ceil((share - 1) / (room - 1)), 1)  # of balanced routing, as ``_route`` counts them
+    rows = ceil((share - 1) / turns) + 1
+    form = _Form(ranks, ranks * rows, ranks * room, turns, layout, activation)
 
     def blocks(given: jax.Array) -> jax.Array:
         return given.reshape(replicas, ranks, tokens, given.shape[-1])
@@ -143,6 +149,38 @@ def dropless(
     given = _constrained(blocks(x), layout), blocks(weights), owned
     further = _further(form, routing, *given)  # in front, so that what the first turn keeps is not there meanwhile
     return (_turn(form, 0, routing, *given) + further).reshape(x.shape)
+
+
+def capacity_at(quantile: float, loads: Any, ranks: int) -> float:
+    """Returns the capacity with which that part of measured exchanges takes one turn; the others take more.
+
+    Args:
+      quantile: of the exchanges, 0.99 for 99 of 100.
+      loads: tokens that each expert was sent in exchanges like those of ``dropless``, of one group of ranks each:
+        ``[... experts]``, such as ``[steps layers experts]``.
+      ranks: owners of equal parts of the experts.
+
+    Raises:
+      ArgumentError: a quantile that is not between 0 and 1; loads of no tokens; ranks that do not divide the experts.
+
+    Example:
+      >>> capacity_at(0.5, [[100, 100, 100, 100], [90, 130, 100, 80], [400, 0, 0, 0]], ranks=2)
+      1.105
+    """
+    loads = np.asarray(loads)
+    found = []
+    if not 0 <= quantile <= 1:
+        found.append(f"quantile={quantile}: a part of all exchanges is between 0 and 1; give 0.99")
+    if not loads.ndim or not loads.size or np.any(loads < 0) or not np.all(np.sum(loads, -1)):
+        found.append(f"loads: exchanges of shape {loads.shape} have no tokens; give how many each expert was sent")
+    elif loads.shape[-1] % ranks:
+        nearest = _nearest_divisors(ranks, loads.shape[-1])
+        found.append(f"ranks={ranks} does not divide experts={loads.shape[-1]}; {nearest}")
+    if found:
+        raise ArgumentError(faults("capacity_at:", found))
+    of_owners = np.sum(loads.reshape(-1, ranks, loads.shape[-1] // ranks), -1)
+    rows = np.ceil(np.max(of_owners, -1) / ranks) + 0.5  # of a pair of ranks; ``dropless`` rounds down
+    return float(np.quantile(rows * ranks**2 / np.sum(of_owners, -1), quantile, method="higher"))
 
 
 def _check(
@@ -210,9 +248,10 @@ def _route(form: _Form, experts: jax.Array, count: int) -> _Routing:
     counts = jnp.sum(of_experts, -1)
     owner = experts // each
     place = jnp.argsort(order, axis=-1) - jnp.take_along_axis(_before(counts), owner, -1)
-    fullest = jnp.maximum(jnp.max(jnp.sum(counts, -2)), jnp.max(jnp.sum(counts, -1)))
-    spare = form.length - form.ranks  # parts of pairs are rounded up
-    turns = jnp.where(fullest <= form.length, 1, (fullest + spare - 1) // spare)
+    # parts are rounded up: n rows of all ranks have at most ranks + (n - ranks) / turns in a turn
+    spare = form.length - form.ranks
+    fullest = jnp.max(jnp.sum(counts, -2))
+    turns = jnp.maximum((fullest - form.ranks + spare - 1) // spare, form.turns)  # so that senders have room too
     return _Routing(order, owner, place, counts, jnp.cumsum(of_experts, -1), turns)
 
 
@@ -294,7 +333,7 @@ def _further(form: _Form, routing: _Routing, x: jax.Array, weights: jax.Array, p
     def one(index: jax.Array, total: jax.Array) -> jax.Array:
         return total + _turn(form, index, routing, x, weights, params)
 
-    total: jax.Array = lax.fori_loop(1, _expected(routing), one, jnp.zeros_like(x))
+    total: jax.Array = lax.fori_loop(1, _expected(form, routing), one, jnp.zeros_like(x))
     return total
 
 
@@ -309,16 +348,16 @@ def _further_backward(form: _Form, given: Any, cotangent: jax.Array) -> Any:
         _, pull = jax.vjp(partial(_turn, form, index, routing), *others)
         return jax.tree.map(jnp.add, totals, pull(cotangent))
 
-    grads = lax.fori_loop(1, _expected(routing), one, jax.tree.map(jnp.zeros_like, tuple(others)))
+    grads = lax.fori_loop(1, _expected(form, routing), one, jax.tree.map(jnp.zeros_like, tuple(others)))
     return None, *grads
 
 
 _further.defvjp(_further_forward, _further_backward)
 
 
-def _expected(routing: _Routing) -> jax.Array:
-    """Returns the number of turns; the planner takes it that none follows the first."""
-    return md.expect_iterations(routing.turns, 0)
+def _expected(form: _Form, routing: _Routing) -> jax.Array:
+    """Returns the number of turns; the planner takes it that as many follow the first as in balanced routing."""
+    return md.expect_iterations(routing.turns, form.turns - 1)
 
 
 @jax.custom_vjp

@@ -71,8 +71,8 @@ def _in_rounds(
 ) -> jax.Array:
     """Returns the same by all-to-alls of ``slots`` per pair of ranks."""
     batch, own, rows, features = x.shape
-    ranks, fitting = sizes.shape[-1], sizes_within(sizes, rows, length)
-    sending = lax.dynamic_slice_in_dim(fitting, me, own, 1)[..., None]  # [batch own receiver 1]
+    ranks = sizes.shape[-1]
+    sending = lax.dynamic_slice_in_dim(sizes, me, own, 1)[..., None]  # [batch own receiver 1]
     begins = lax.dynamic_slice_in_dim(rows_before(sizes, 2), me, own, 1)[..., None]
     sender = lax.dynamic_slice_in_dim(sender_of_rows(sizes, length), me, own, 1)  # [batch own row]
     first = jnp.swapaxes(lax.dynamic_slice_in_dim(rows_before(sizes, 1), me, own, 2), 1, 2)  # [batch own sender]

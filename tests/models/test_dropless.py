@@ -9,7 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.topology import Link
-from meshdsl.models.dropless import ExpertWeights, dropless
+from meshdsl.models.dropless import ExpertWeights, capacity_at, dropless
 from tests.models.values import quick
 
 RNG = np.random.default_rng(5)
@@ -87,8 +87,8 @@ def test_a_plan_exchanges_tokens_once_each_way_and_runs_with_all_tokens_sent_to_
 
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["rounds", "ragged"])
-@pytest.mark.parametrize("capacity", [0.4, 2.0])
-def test_a_ragged_plan_sends_the_routed_tokens_whatever_the_capacity(ragged, capacity):
+@pytest.mark.parametrize("capacity, turns, rows, slots", [(0.45, 3, 6, 7), (2.0, 1, 16, 32)])
+def test_plans_count_balanced_routing_whatever_the_capacity(ragged, capacity, turns, rows, slots):
     params = {"below": jnp.asarray(RNG.normal(size=(EMBED, EMBED)), "float32"), "experts": WEIGHTS}
 
     def step(params, x, experts):
@@ -101,13 +101,40 @@ def test_a_ragged_plan_sends_the_routed_tokens_whatever_the_capacity(ragged, cap
     mesh = md.Mesh(data=RANKS, topology=replace(SLOW, ragged=ragged))
     sharded = md.parallelize(step, mesh, {"params/below": "data=B", "**": "data=S(0)"})
     args = params, X.reshape(TOKENS, EMBED)
-    routed = 4 * TOKENS * CHOICES // RANKS * EMBED * (RANKS - 1) // RANKS
+    size = 4 * (rows if ragged else slots) * EMBED * (RANKS - 1)  # of 16 rows for each of the owners
     plan = sharded.plan(*args, jnp.zeros((TOKENS, CHOICES), int))
-    sent = [c.bytes for c in plan.collectives if c.trips and c.kind == "all-to-all" and c.bytes > routed // 4]
-    most = min(capacity, 1) if ragged else capacity
-    assert sent == [int(most * TOKENS * CHOICES / RANKS**2) * RANKS * EMBED * (RANKS - 1)] * 4
+    sent = [c.trips for c in plan.collectives if c.kind == "all-to-all" and c.bytes == size]
+    assert sorted(sent) == sorted([1] * 4 + [turns - 1] * 5)  # further turns run twice
     for numbers in ROUTINGS.values():
         sharded.check(*args, jnp.asarray(numbers.reshape(TOKENS, CHOICES)))
+
+
+@pytest.mark.parametrize(
+    "capacity, balanced, to_one", [(0.3, 5, 21), (0.45, 3, 11), (1.0, 1, 5), (1.5, 1, 3), (9, 1, 1)]
+)
+def test_balanced_routing_takes_the_planned_turns_and_uneven_routing_more(capacity, balanced, to_one):
+    assert turns_taken(ROUTINGS["balanced"], capacity) == balanced
+    assert turns_taken(ROUTINGS["to one expert"], capacity) == to_one
+
+
+@pytest.mark.parametrize("quantile, count", [(0, 1), (0.5, 3), (1, 4)])
+def test_that_part_of_measured_routings_takes_one_turn(quantile, count):
+    capacity = capacity_at(quantile, [np.bincount(numbers, minlength=EXPERTS) for numbers in ROUTINGS.values()], RANKS)
+    assert [turns_taken(numbers, capacity) == 1 for numbers in ROUTINGS.values()].count(True) == count
+
+
+def turns_taken(numbers, capacity):
+    """Returns how often experts are run on routed tokens, having checked the values."""
+    runs, experts = [], jnp.asarray(numbers.reshape(SHARES.shape))
+
+    def counted(hidden):
+        jax.debug.callback(lambda: runs.append(0))
+        return jax.nn.silu(hidden)
+
+    made = dropless(X, experts, SHARES, WEIGHTS, RANKS, capacity=capacity, activation=counted)
+    np.testing.assert_allclose(made, plain(X, experts, SHARES, WEIGHTS), rtol=1e-5, atol=1e-5)
+    jax.effects_barrier()
+    return len(runs)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +158,17 @@ def test_what_does_not_fit_is_refused(given, text):
     whole = {"x": X, "experts": jnp.zeros(SHARES.shape, int), "weights": SHARES, "params": WEIGHTS, "ranks": RANKS}
     with pytest.raises(md.ArgumentError, match=text):
         dropless(**whole | given)
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        ((1.5, [[1, 2, 3, 4]], 2), r"quantile=1.5: a part of all exchanges is between 0 and 1; give 0.99"),
+        ((0.9, [[1, 2, 3, 4], [0, 0, 0, 0]], 2), r"loads: exchanges of shape \(2, 4\) have no tokens"),
+        ((0.9, [[1, 2, 3, 4]], 3), r"ranks=3 does not divide experts=4; the nearest is 2 or 4"),
+    ],
+    ids=str,
+)
+def test_a_quantile_of_no_loads_is_refused(given, text):
+    with pytest.raises(md.ArgumentError, match=text):
+        capacity_at(*given)
