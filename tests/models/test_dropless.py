@@ -110,10 +110,15 @@ def test_plans_count_balanced_routing_whatever_the_capacity(ragged, capacity, tu
 
 
 @pytest.mark.parametrize(
-    "capacity, balanced, to_one", [(0.3, 5, 21), (0.45, 3, 11), (1.0, 1, 5), (1.5, 1, 3), (9, 1, 1)]
+    "capacity, balanced, to_one", [(0.3, 5, 21), (0.33, 4, 16), (0.45, 3, 11), (1.0, 1, 5), (1.5, 1, 3), (9, 1, 1)]
 )
 def test_balanced_routing_takes_the_planned_turns_and_uneven_routing_more(capacity, balanced, to_one):
-    assert turns_taken(ROUTINGS["balanced"], capacity) == balanced
+    entries = np.arange(TOKENS * CHOICES)
+    ahead = np.tile(np.repeat(np.arange(RANKS), [17, 17, 17, 13]), RANKS)  # owners get equally many of uneven pairs
+    pairs = (ahead + entries // (TOKENS * CHOICES // RANKS)) % RANKS * (EXPERTS // RANKS)
+    of_one_rank = np.where(entries < TOKENS * CHOICES // RANKS, entries % EXPERTS, -1)
+    for numbers in (ROUTINGS["balanced"], pairs, of_one_rank):
+        assert turns_taken(numbers, capacity) == balanced
     assert turns_taken(ROUTINGS["to one expert"], capacity) == to_one
 
 
@@ -123,16 +128,23 @@ def test_that_part_of_measured_routings_takes_one_turn(quantile, count):
     assert [turns_taken(numbers, capacity) == 1 for numbers in ROUTINGS.values()].count(True) == count
 
 
+def test_a_capacity_of_measured_loads_is_not_rounded_below_them():
+    loads = np.array([60, 0, 40, 0, 40, 0, 36, 0])  # 15 / 11 * 11 is below 15
+    assert turns_taken(np.repeat(np.arange(EXPERTS), loads), capacity_at(1, loads, RANKS)) == 1
+    assert turns_taken(np.repeat(np.arange(EXPERTS), loads), 14.9 / 11) == 2
+
+
 def turns_taken(numbers, capacity):
-    """Returns how often experts are run on routed tokens, having checked the values."""
-    runs, experts = [], jnp.asarray(numbers.reshape(SHARES.shape))
+    """Returns how often experts are run on the first tokens, of this routing, having checked the values."""
+    runs, experts = [], jnp.asarray(numbers.reshape(4, -1, CHOICES))
+    x, shares = (whole[:, : experts.shape[1]] for whole in (X, SHARES))
 
     def counted(hidden):
         jax.debug.callback(lambda: runs.append(0))
         return jax.nn.silu(hidden)
 
-    made = dropless(X, experts, SHARES, WEIGHTS, RANKS, capacity=capacity, activation=counted)
-    np.testing.assert_allclose(made, plain(X, experts, SHARES, WEIGHTS), rtol=1e-5, atol=1e-5)
+    made = dropless(x, experts, shares, WEIGHTS, RANKS, capacity=capacity, activation=counted)
+    np.testing.assert_allclose(made, plain(x, experts, shares, WEIGHTS), rtol=1e-5, atol=1e-5)
     jax.effects_barrier()
     return len(runs)
 

@@ -116,30 +116,36 @@ def test_batches_may_be_mapped():
 
 
 @pytest.mark.parametrize(
-    "ragged, rows, text", [(True, 16, "the routed rows alone"), (False, 32, "rounds of equal slots")]
+    "ragged, backend, features, rows, text",
+    [
+        (True, "", FEATURES, 16, "the routed rows alone"),
+        (False, "", FEATURES, 32, "rounds of equal slots"),
+        (True, "tpu", 64, 16, "the routed rows alone"),
+        (True, "tpu", 63, 32, "rounds of equal slots"),  # padded, as TPUs do, rows are more than twice as long
+    ],
 )
-def test_plans_count_the_smaller_side_and_rounds_the_larger(ragged, rows, text):
-    x, sizes = RNG.normal(size=(BATCH, 8, ROWS, FEATURES)).astype("float32"), routing("random", 8)
-    mesh = md.Mesh(data=8, topology=dataclasses.replace(SLOW, ragged=ragged))
+def test_plans_count_the_smaller_side_and_rounds_the_larger(ragged, backend, features, rows, text):
+    x, sizes = RNG.normal(size=(BATCH, 8, ROWS, features)).astype("float32"), routing("random", 8)
+    mesh = md.Mesh(data=8, topology=dataclasses.replace(SLOW, ragged=ragged, backend=backend))
     sharded = md.parallelize(both_ways(LENGTH), mesh, PINS, outputs={"**": "data=S(1)"})
     for sent in sharded.plan(x, sizes).collectives:
-        assert (sent.kind, sent.bytes) == ("all-to-all", BATCH * rows * FEATURES * 4 * 7 // 8)
+        assert (sent.kind, sent.bytes) == ("all-to-all", BATCH * rows * features * 4 * 7 // 8)
         assert text in sent.reason
     assert sharded.verify(x, sizes).equal
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is not installed")
-@pytest.mark.parametrize("ranks", [4, 8])
-def test_a_tpu_is_given_one_ragged_collective(ranks):
+@pytest.mark.parametrize("ranks, features, rows", [(4, 256, 512), (8, 256, 512), (4, 1, 640)])
+def test_a_tpu_is_given_one_ragged_collective_or_rounds_where_it_would_pad_rows(ranks, features, rows):
     array = (
-        jax.ShapeDtypeStruct((BATCH, ranks, 512, 256), jnp.bfloat16),
+        jax.ShapeDtypeStruct((BATCH, ranks, 512, features), jnp.bfloat16),
         jax.ShapeDtypeStruct((BATCH, ranks, ranks), int),
     )
     sharded = md.parallelize(
         both_ways(640), md.Mesh(data=4, topology="tpu-v5e"), PINS, outputs={"**": "data=S(1)"}, memory="1TB"
     )
     (line,) = sharded.verify(*array, target="tpu-v5e:2x2").lines
-    assert line.made == line.compiled == line.planned == 2 * BATCH * ranks // 4 * 512 * 256 * 2 * 3 // 4
+    assert line.made == line.compiled == line.planned == 2 * BATCH * ranks // 4 * rows * features * 2 * 3 // 4
 
 
 @pytest.mark.parametrize(
