@@ -9,8 +9,8 @@
     ring        blocks of keys and values visit the queries of a split ``seq`` (``models.ring_attention``); if causal,
                 the batch must be in zig-zag order (``zigzag_batch``), else positions attend to later ones, without
                 an error
-    auto        the planner takes ``products``, ``recomputed`` or a ring of ``blocks`` blocks, of a batch in the usual
-                order: as it is, or permuted and back in every layer (``md.alternatives``)
+    auto        ``models.dot_product_attention``, on a batch in the usual order: the planner takes plain attention,
+                recomputed or not, blocks of keys on each device, or a ring of ``blocks`` blocks
     fused_ring  what runs is ``ring``; the plan predicts a kernel that keeps attention weights out of memory during each
                 visit, which is not part of this package
 
@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import meshdsl as md
 from meshdsl.custom_rules import rule
 from meshdsl.errors import ArgumentError, nearest
+from meshdsl.models.dot_product_attention import dot_product_attention
 from meshdsl.models.ring_attention import ring_attention
 
 RINGS = ("ring", "fused_ring")
@@ -59,7 +60,7 @@ def attention(
             f"blocks={blocks}: attention variant {variant!r} has none, only {', '.join(map(repr, BLOCKED))}"
         )
     if variant == "auto":
-        return _fastest(causal, blocks)(query, key, value)
+        return _on_arrays(partial(_fastest, causal, blocks), query, key, value)
     if variant in ("fused", "masked"):
         kernel = _causal if variant == "fused" else _masked
         fused = partial(_on_positions, kernel) if causal else _whole
@@ -81,18 +82,9 @@ def zigzag_blocks(variant: str, blocks: int) -> int:
     return blocks if variant in RINGS else 1
 
 
-def _fastest(causal: bool, blocks: int) -> Callable[..., Any]:
-    """Returns attention on a batch in the usual order, of which the planner takes the fastest variant."""
-
-    def ring(order: str, *operands: md.Tensor) -> md.Tensor:
-        return _on_arrays(partial(ring_attention, blocks=blocks, causal=causal, order=order), *operands)
-
-    variants: dict[str, Callable[..., Any]] = {
-        "products": partial(_products, causal),
-        "recomputed": md.remat(partial(_products, causal)),
-        "ring": partial(ring, "usual"),
-    }
-    return md.alternatives("attention", variants | ({"permuted_ring": partial(ring, "permuted")} if causal else {}))
+def _fastest(causal: bool, blocks: int, query: Any, key: Any, value: Any) -> Any:
+    heads = query.reshape(*query.shape[:2], -1, query.shape[-1])
+    return dot_product_attention(heads, key, value, is_causal=causal, blocks=blocks).reshape(query.shape)
 
 
 def _products(causal: bool, query: md.Tensor, key: md.Tensor, value: md.Tensor) -> md.Tensor:

@@ -122,11 +122,11 @@ def long_step(w, x):
     return w - 0.1 * jax.grad(long_loss)(w, x)
 
 
-@pytest.mark.parametrize(("seq", "taken"), [(64, "products"), (16384, "permuted_ring")])
+@pytest.mark.parametrize(("seq", "taken"), [(64, "plain"), (16384, "permuted_ring")])
 def test_the_planner_takes_a_ring_for_long_sequences(seq, taken):
     shapes = jax.ShapeDtypeStruct((3, 256, 2, 64), jnp.float32), jax.ShapeDtypeStruct((1, seq, 256), jnp.float32)
     sharded = md.parallelize(long_step, md.Mesh(seq=4, topology="dgx-h100"), {"x": "seq=S(1)", "w": "seq=B"})
-    assert sharded.plan(*shapes).alternatives == (("attention", taken),)
+    assert sharded.plan(*shapes).alternatives == (("attention.causal", taken),)
 
 
 @pytest.mark.parametrize("order", ["usual", "permuted"])
@@ -157,8 +157,8 @@ def test_models_take_a_batch_in_the_usual_order_if_the_planner_may_choose():
     both = [lambda rngs, c=c: llama.Llama(c, rngs) for c in (plain, config)]
     params = filled(nnx.state(nnx.eval_shape(lambda: both[0](nnx.Rngs(0)))))
     expected = next_token_loss(model_function(both[0])(params), batch)
-    for variant in ("products", "recomputed", "ring", "permuted_ring"):
-        with taking([("attention", variant)]):
+    for variant in ("plain", "recomputed", "blockwise", "ring", "permuted_ring"):
+        with taking([("attention.causal", variant)]):
             found = jax.jit(lambda params: next_token_loss(model_function(both[1])(params), batch))(params)
         np.testing.assert_allclose(found, expected, rtol=2e-6)
 
