@@ -38,12 +38,14 @@ from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.pipelined_scan import BlockTarget, pipelined_scan
 from meshdsl.lowering.rings import gather_ring, scatter_ring
 from meshdsl.lowering.shardings import input_layouts, output_layouts, partition_spec
+from meshdsl.lowering.stack_order import SharedStacks, in_order, shared_stacks
 from meshdsl.trace.annotate import FORWARD
 from meshdsl.trace.read_jaxpr import REMATTED, starts_recomputation
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
 _DROP_BARRIERS = ("cpu",)  # platforms whose compilers drop barriers before they merge what is computed twice
+_COPY_STACKS = ("gpu", "cuda", "rocm")  # platforms whose compiler copies stacks that two loops hold in different orders
 _FIRST_NUMBER = 1 << 16  # of opaque copies of loops and recomputation; smaller ones are those of repeated collectives
 
 
@@ -64,6 +66,7 @@ class LocalTarget(BlockTarget):
       rings: per op id of a product that runs in parts, and of what stands between it and its collective, the ring.
       platform: of the devices, as jax names it.
       last_reads: per value that an operation reads, the id of the last one.
+      stacks: those whose dims are kept in order.
 
     Attributes:
       drops_barriers: whether the compiler drops optimization barriers before it merges equal computations.
@@ -78,9 +81,10 @@ class LocalTarget(BlockTarget):
         rings: Mapping[int, ProductRing],
         platform: str,
         last_reads: Mapping[int, int],
+        stacks: SharedStacks,
     ) -> None:
         self.solution, self.repeats, self.numbers, self.rings = solution, repeats, numbers, rings
-        self.platform, self.last_reads = platform, last_reads
+        self.platform, self.last_reads, self.stacks = platform, last_reads, stacks
         self.drops_barriers = platform in _DROP_BARRIERS
         self.results: list[_Result] = []
         self.sizes = solution.mesh.sizes_by_name
@@ -92,7 +96,9 @@ class LocalTarget(BlockTarget):
 
     def inner(self) -> "LocalTarget":
         """An empty environment under the same solution."""
-        return LocalTarget(self.solution, self.repeats, self.numbers, self.rings, self.platform, self.last_reads)
+        return LocalTarget(
+            self.solution, self.repeats, self.numbers, self.rings, self.platform, self.last_reads, self.stacks
+        )
 
     def enter(self, op: Op, arrays: Arrays) -> Arrays:
         """The body's inputs; those with collectives planned inside the loop are tied to the iteration."""
@@ -106,7 +112,8 @@ class LocalTarget(BlockTarget):
 
     def define(self, value: Value, array: jax.Array) -> None:
         """Stores the block in the layout of the value's producer."""
-        self.store(value, self.solution.layouts[value.id], array)
+        is_slice = value.id in self.stacks.read
+        self.store(value, self.solution.layouts[value.id], in_order(array) if is_slice else array)
 
     def store(self, value: Value, layout: Layout, block: jax.Array) -> None:
         """Stores a block in any layout."""
@@ -128,7 +135,8 @@ class LocalTarget(BlockTarget):
 
     def read(self, op: Op, index: int, value: Value) -> jax.Array:
         """Returns the block in the layout that ``op`` uses."""
-        return self.block(value, self.solution.uses[op.id, index])
+        block = self.block(value, self.solution.uses[op.id, index])
+        return in_order(block) if (op.id, index) in self.stacks.written else block
 
     def perform(self, op: Op) -> None:
         """Runs an operation; the products of a ring run with the first one, transfers change the memory of a block."""
@@ -258,7 +266,8 @@ class LocalTarget(BlockTarget):
         move = self._move(value.id, layout)
         source = self._source(value, move)
         with jax.named_scope(move_scope(move, value.dtype)):
-            return apply_move(source, move, self.sizes)
+            moved = apply_move(source, move, self.sizes)
+        return lax.optimization_barrier(in_order(moved)) if value.id in self.stacks.stacks and move.bytes else moved
 
     def _source(self, value: Value, move: ReshardStep) -> jax.Array:
         """The block that a reshard step starts from; the compiler can neither work it out nor identify it."""
@@ -280,9 +289,10 @@ def lower_program(program: TracedProgram, solution: Solution, platform: str) -> 
     again = repeated_collectives(program.graph, solution)
     rings = {op.id: ring for ring in chosen_rings(program.graph, solution) for op in ring.ops}
     last_reads = {x.id: op.id for _, op in walk(program.graph) for x in op.inputs if isinstance(x, Value)}
+    stacks = shared_stacks(program.graph) if platform in _COPY_STACKS else SharedStacks()
 
     def run(*blocks: jax.Array) -> Arrays:
-        target = LocalTarget(solution, again, count(_FIRST_NUMBER), rings, platform, last_reads)
+        target = LocalTarget(solution, again, count(_FIRST_NUMBER), rings, platform, last_reads, stacks)
         return run_graph(program.graph, blocks, target)
 
     return run
