@@ -121,6 +121,8 @@ class Topology:
         default all. Of any other kind, nothing is hidden in ``plan.simulated_seconds``.
       ragged: whether the compiler of our programs has an all-to-all whose lengths are data
         (``jax.lax.ragged_all_to_all``); if not, ``md.ragged_exchange`` is rounds of all-to-alls with equal slots.
+      merges: the compiler of our programs makes one product of two that read the same operand if one of them reads and
+        writes so many bytes at most on a device; 0 if it never does. It counts in ``plan.simulated_seconds`` alone.
       across_loops: whether the system that runs the step sends beside other iterations of a loop, and stacks slice by
         slice, as systems do that prefetch parameters and reduce gradients in buckets. Our programs do not.
       contention: by which part of its time computation takes longer while a collective runs beside it, since both use
@@ -161,11 +163,12 @@ class Topology:
     host_store: float = 0.0
     flops8: float = 0.0
     ops8: float = 0.0
+    merges: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the costs."""
         above = ("flops16", "flops32", "memory_bandwidth", "memory")
-        from_zero = ("overhead", "half_side", "grouped", "contention", *HOST, *EIGHT_BITS)
+        from_zero = ("overhead", "half_side", "grouped", "merges", "contention", *HOST, *EIGHT_BITS)
         check_costs(f"topology {self.name}", self, above, from_zero)
         if any(getattr(self, name) for name in HOST) and not all(getattr(self, name) for name in HOST):
             missing = ", ".join(name for name in HOST if not getattr(self, name))
@@ -433,6 +436,7 @@ def written_fields(topology: Topology) -> list[str]:
         "fusion": FUSIONS[0],
         "asynchronous": KINDS,
         "ragged": False,
+        "merges": 0.0,
         "across_loops": False,
         "contention": 0.0,
         **dict.fromkeys((*HOST, *EIGHT_BITS), 0.0),

@@ -125,6 +125,7 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, kee
         backend=preset.backend,
         fusion=preset.fusion,
         asynchronous=preset.asynchronous,
+        merges=preset.merges,
         ragged=preset.ragged,
         **{name: getattr(preset, name) for name in HOST},
         links=(slowest,),

@@ -6,6 +6,7 @@
     reasons    who waits for a collective, and why: the reason column
     op_times   seconds per operation, spans in program order, source lines, FLOPs
     divided    how much of the compute each mesh axis divides, and which outputs nothing divided leads to
+    merged     products of which compilers for GPUs make one
     simulate   the step with communication hidden behind computation (list scheduling, Graham 1966)
     prefetch   which loops send ahead and behind
     rings      which products run in parts beside the hops of a gather or reduction

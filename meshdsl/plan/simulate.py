@@ -21,7 +21,8 @@ collective runs beside the computation of its own loop body, or of its own piece
 only if it is of a kind that the compiler makes ``asynchronous``; any other takes the device's computation and its link
 at once. Loops that the plan prefetches send beside other iterations, but for the first and the last one
 (``meshdsl.ir.prefetch``). A ring is a loop whose iterations are a hop beside a part of its products
-(``meshdsl.ir.rings``).
+(``meshdsl.ir.rings``). Where the compiler ``merges`` products that read the same operand, all of them wait for the
+operands of each (``meshdsl.plan.merged``).
 
 Other systems hide more (``across_loops``). There, a *stack*, a value that a loop reads or writes slice by slice
 (the parameters of layers, their gradients), is known slice by slice: a slice is ready when its iteration is over, and a
@@ -50,6 +51,7 @@ from meshdsl.ir.solution import Bucket, Prefetch, Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES, slowest_link
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.reshard import ReshardStep
+from meshdsl.plan.merged import merged_products
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import collectives_inside
 from meshdsl.planner.costs.fusion import PRODUCTS, ends_fusion
@@ -338,6 +340,7 @@ class _TaskBuilder:
       across_loops: whether collectives run beside other iterations, and beside loops.
       asynchronous: kinds of collectives that run beside computation.
       divides: whether anything in the program comes in slices or pieces.
+      merges: bytes up to which products of the same operand are one; 0 if none are, as where anything is divided.
     """
 
     def __init__(self, program: TracedProgram, solution: Solution, times: OpTimes) -> None:
@@ -351,6 +354,7 @@ class _TaskBuilder:
             self.inside.setdefault(found.op.id, []).append((found.kind, self.stream(found.axes), found.seconds))
         self._stacks = stacks(program.graph) if self.across_loops else set()
         self.divides = self.pieces > 1 or bool(self._stacks)
+        self.merges = 0.0 if self.divides else topology.merges
         self._fragments: dict[int, TaskFragment] = {}
         self.buckets = {step: bucket for bucket in solution.buckets for step in bucket.steps}
         rings = chosen_rings(program.graph, solution)
@@ -404,8 +408,12 @@ class _FragmentBuilder:
 
     def build(self) -> TaskFragment:
         """Adds all operations; the results may need reshard steps too."""
-        for op in self.graph.ops[:-1]:
-            self._add(op)
+        builder = self.builder
+        for ops in merged_products(self.graph, self.solution, builder.merges, builder.rings):
+            if len(ops) == 1:
+                self._add(ops[0])
+            else:
+                self._add_merged(ops)
         results = tuple(self._operands(self.graph.ops[-1]))
         return TaskFragment(tuple(self.tasks), results)
 
@@ -424,6 +432,12 @@ class _FragmentBuilder:
             made = self._compute(op, operands)
             for v in op.outputs:
                 self.own[v.id] = made
+
+    def _add_merged(self, ops: Sequence[Op]) -> None:
+        """Products that are one: it waits for the operands of all."""
+        operands = [slices for op in ops for slices in self._operands(op)]
+        made = self._divided(COMPUTE, sum(map(self.builder.times.compute_seconds, ops)), operands, 1)
+        self.own |= {v.id: made for op in ops for v in op.outputs}
 
     def _add_ring(self, ring: ProductRing) -> None:
         """The products of a ring: a loop of hops beside parts, with a part without a hop behind it or in front."""
