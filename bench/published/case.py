@@ -118,7 +118,8 @@ class Case:
 
     def sharded(self, topology: Topology) -> tuple[md.Sharded, tuple[object, ...]]:
         """Returns the step over its mesh, and the shapes of its arguments."""
-        ours = {"asynchronous": KINDS, "across_loops": True, "contention": 0.0}  # which the fitted rates have in them
+        fitted = {"contention": 0.0, "merges": 0.0}  # the rates have both in them
+        ours = {"asynchronous": KINDS, "across_loops": True, **fitted}
         theirs = {} if self.xla else WITHOUT_XLA[self.hardware]
         topology = replace(topology, pieces=self.pieces, **ours, **theirs)
         if self.memory_bandwidth:
