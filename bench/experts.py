@@ -1,7 +1,8 @@
 """Experts without drops: what plans multiply and send, beside what balanced routing needs.
 
 python -m bench.experts prints a table of docs/evidence/models.md; steps are planned, in processor time, but not run.
-python -m bench.experts targets prints another, of a layer compiled for absent TPUs and GPUs.
+python -m bench.experts targets prints another, of a layer compiled for absent TPUs and GPUs, and
+python -m bench.experts nodes one of exchanges over several nodes.
 """
 
 import sys
@@ -35,6 +36,7 @@ CASES = [
 TARGETS, DEVICES = ("tpu-v5e:2x2", "tpu-v6e:2x2", "dgx-h100:4"), 4
 TOKENS, EMBED, HIDDEN = 4096, 256, 512  # of the layer that is compiled, with 8 experts, in bfloat16
 COMPILED = ["target", "`capacity=`", "exchanges of rows / routed tokens", "bytes planned", "lowered", "compiled"]
+NODES = ["model", "mesh", "exchange", "sent between nodes per layer", "predicted step", "gap", "planned in"]
 HEADER = ["model", "mesh", "`layout=`", "products / ideal", "recomputed, of 3", "sent per layer / routed tokens"]
 HEADER += ["predicted step", "memory", "planned in"]
 
@@ -107,9 +109,33 @@ def compiled_row(target: str, capacity: float) -> list[str]:
     ]
 
 
+def nodes_row(name: str, nodes: int, are_known: bool) -> list[str]:
+    """Returns the figures of a model over nodes of eight devices; two levels may be taken if nodes are known."""
+    ranks = 8 * nodes
+    config = replace(CONFIGS[name], ranks=ranks, nodes=nodes if are_known else 1)
+    program = mixture.program(config, "batch:(node,data) experts:(node,data)", batch=BATCH * nodes)
+    mesh = Mesh(topology=topology("dgx-h100"), node=nodes, data=8)
+    start = process_time()
+    plan = parallelize(program.step, mesh, rules=program.rules, memory=MEMORY).plan(*program.args)
+    exchanges = [c for c in plan.collectives if c.kind == "all-to-all" and "node" in c.axes and c.trips]
+    shares = {("node",): 1, ("node", "data"): (ranks - 8) / (ranks - 1)}
+    sent = sum(c.bytes * c.trips * shares[c.axes] for c in exchanges) / config.layers
+    return [
+        name,
+        f"`node={nodes},data=8`",
+        dict(plan.alternatives).get("experts", "flat"),
+        f"{sent / 1e9:.2f} GB",
+        f"{plan.seconds:.2f} s",
+        f"{100 * plan.gap:.1f}%",
+        f"{process_time() - start:.0f} s",
+    ]
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["targets"]:
         print(table(COMPILED, [compiled_row(target, capacity) for target in TARGETS for capacity in (1.05, 1.5)]))
+    elif sys.argv[1:] == ["nodes"]:
+        print(table(NODES, [nodes_row("deepseek-moe-16b", 4, are_known) for are_known in (False, True)]))
     else:
         print(table(HEADER, [row(*case) for case in CASES]))
     print(f"\n`python -m {' '.join(['bench.experts', *sys.argv[1:]])}` ({versions()})")

@@ -58,6 +58,7 @@ class Config(llama.Config):
       ranks: owners of equal parts of the experts, between which tokens are exchanged without drops, see
         ``models.dropless``: the devices that split ``experts``. 0 for slots, beyond which tokens are dropped.
       replicas: groups of ``ranks`` that have all experts each.
+      nodes: groups of these ranks with slower links between them, see ``models.dropless``.
       layout: of tokens between ranks, see ``models.dropless``; empty for that of the fastest plan.
       bias: by how much a step changes the bias of an expert that more or fewer tokens than the mean chose; 0 for the
         balance loss.
@@ -71,6 +72,7 @@ class Config(llama.Config):
     weighed: bool = True
     ranks: int = 0
     replicas: int = 1
+    nodes: int = 1
     layout: str = ""
     bias: float = 0.0
 
@@ -165,7 +167,7 @@ class Mixture(nnx.Module):
         )
         config = self.config
         form = config.ranks, config.replicas, config.capacity, config.layout
-        out = dropless(tokens, where, weights, self.experts.weights, *form)
+        out = dropless(tokens, where, weights, self.experts.weights, *form, nodes=config.nodes)
         return md.named(out, f"{dims} embed"), balance
 
     def _choose(self, chances: md.Tensor) -> tuple[md.Tensor, md.Tensor, md.Tensor]:

@@ -25,6 +25,7 @@ ROUTINGS = {
     "uneven": np.minimum(RNG.geometric(0.4, TOKENS * CHOICES) - 1, EXPERTS - 1),
     "to one expert": np.full(TOKENS * CHOICES, 5),
 }
+OF_ONE_RANK = np.where(np.arange(TOKENS * CHOICES) < TOKENS * CHOICES // RANKS, ROUTINGS["balanced"], -1)
 SLOW = md.Topology("slow", 1e8, 1e8, 1e9, 4e9, 0.0, (Link(1e-5, 1e7),))
 
 
@@ -45,10 +46,15 @@ def with_gradients(function):
     return quick(jax.grad(loss, (0, 1, 2), has_aux=True))
 
 
-def test_values_and_gradients_are_those_of_all_experts_on_all_tokens():
-    found = with_gradients(lambda *args: dropless(*args, ranks=RANKS, replicas=2))
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, {"nodes": 2, "exchange": "two_level"}, {"nodes": 4, "exchange": "two_level", "capacity": 0.4}],
+    ids=str,
+)
+def test_values_and_gradients_are_those_of_all_experts_on_all_tokens(kwargs):
+    found = with_gradients(lambda *args: dropless(*args, ranks=RANKS, replicas=2, **kwargs))
     expected = with_gradients(plain)
-    for experts in (numbers.reshape(SHARES.shape) for numbers in ROUTINGS.values()):
+    for experts in (numbers.reshape(SHARES.shape) for numbers in (*ROUTINGS.values(), OF_ONE_RANK)):
         both = [jax.tree.leaves(f(X, SHARES, WEIGHTS, experts)) for f in (found, expected)]
         for a, b in zip(*both, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -109,6 +115,47 @@ def test_plans_count_balanced_routing_whatever_the_capacity(ragged, capacity, tu
         sharded.check(*args, jnp.asarray(numbers.reshape(TOKENS, CHOICES)))
 
 
+def between_nodes(exchange, network):
+    """A step over two nodes of four ranks, with links ``network`` times slower between them, and its arguments."""
+
+    def step(params, x, experts):
+        def loss(params):
+            given = experts, jnp.ones_like(experts, float), params["experts"], 8
+            kwargs = {"nodes": 2, "exchange": exchange, "layout": "node=S(nodes),data=S(ranks)"}
+            return jnp.mean(dropless(jnp.tanh(x @ params["below"]), *given, **kwargs) ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+    links = Link(1e-8, 1e7, devices=4), Link(1e-8, 1e7 / network)
+    mesh = md.Mesh(node=2, data=4, topology=replace(SLOW, links=links, ragged=True))
+    pins = {"params/below": "node=B,data=B", "**": "node=S(0),data=S(0)"}
+    params = {"below": jnp.asarray(RNG.normal(size=(EMBED, EMBED)), "float32"), "experts": WEIGHTS}
+    return md.parallelize(step, mesh, pins), (params, X.reshape(TOKENS, EMBED))
+
+
+def test_two_levels_send_a_token_once_to_each_node_and_run_whatever_the_routing():
+    sharded, args = between_nodes("two_level", 10)
+    plan = sharded.plan(*args, jnp.zeros((TOKENS, CHOICES), int))
+    size, tokens = EMBED * 4, TOKENS // 8
+    for axis, sent in (("node", tokens * size), ("data", 4 * int(1.05 * tokens * CHOICES / 4) * size * 3 // 4)):
+        found = [c.phase for c in plan.collectives if c.trips and c.axes == (axis,) and c.bytes == sent]
+        assert found == ["forward", "forward", "backward", "backward"]
+    for numbers in ROUTINGS.values():
+        sharded.check(*args, jnp.asarray(numbers.reshape(TOKENS, CHOICES)))
+
+
+def test_tokens_are_sent_to_the_nodes_of_their_experts_alone():
+    # both experts of each token are in one node; of all tokens, a node could take a half in a turn
+    assert turns_taken(ROUTINGS["balanced"], 1.05, nodes=RANKS, exchange="two_level") == 1
+    assert turns_taken(ROUTINGS["to one expert"], 1.05, nodes=RANKS, exchange="two_level") > 2
+
+
+@pytest.mark.parametrize("network, taken", [(1, "flat"), (20, "two_level")])
+def test_two_levels_are_taken_where_links_between_nodes_are_slow(network, taken):
+    sharded, args = between_nodes("auto", network)
+    assert sharded.plan(*args, jnp.zeros((TOKENS, 4), int)).alternatives == (("experts", taken),)  # of 8 experts
+
+
 @pytest.mark.parametrize(
     "capacity, balanced, to_one", [(0.3, 5, 21), (0.33, 4, 16), (0.45, 3, 11), (1.0, 1, 5), (1.5, 1, 3), (9, 1, 1)]
 )
@@ -116,8 +163,7 @@ def test_balanced_routing_takes_the_planned_turns_and_uneven_routing_more(capaci
     entries = np.arange(TOKENS * CHOICES)
     ahead = np.tile(np.repeat(np.arange(RANKS), [17, 17, 17, 13]), RANKS)  # owners get equally many of uneven pairs
     pairs = (ahead + entries // (TOKENS * CHOICES // RANKS)) % RANKS * (EXPERTS // RANKS)
-    of_one_rank = np.where(entries < TOKENS * CHOICES // RANKS, entries % EXPERTS, -1)
-    for numbers in (ROUTINGS["balanced"], pairs, of_one_rank):
+    for numbers in (ROUTINGS["balanced"], pairs, OF_ONE_RANK):
         assert turns_taken(numbers, capacity) == balanced
     assert turns_taken(ROUTINGS["to one expert"], capacity) == to_one
 
@@ -134,7 +180,7 @@ def test_a_capacity_of_measured_loads_is_not_rounded_below_them():
     assert turns_taken(np.repeat(np.arange(EXPERTS), loads), 14.9 / 11) == 2
 
 
-def turns_taken(numbers, capacity):
+def turns_taken(numbers, capacity, **kwargs):
     """Returns how often experts are run on the first tokens, of this routing, having checked the values."""
     runs, experts = [], jnp.asarray(numbers.reshape(4, -1, CHOICES))
     x, shares = (whole[:, : experts.shape[1]] for whole in (X, SHARES))
@@ -143,7 +189,7 @@ def turns_taken(numbers, capacity):
         jax.debug.callback(lambda: runs.append(0))
         return jax.nn.silu(hidden)
 
-    made = dropless(x, experts, shares, WEIGHTS, RANKS, capacity=capacity, activation=counted)
+    made = dropless(x, experts, shares, WEIGHTS, RANKS, capacity=capacity, activation=counted, **kwargs)
     np.testing.assert_allclose(made, plain(x, experts, shares, WEIGHTS), rtol=1e-5, atol=1e-5)
     jax.effects_barrier()
     return len(runs)
@@ -157,6 +203,8 @@ def turns_taken(numbers, capacity):
             r"ranks=3 does not divide experts=8; the nearest is 2 or 4\n.*tokens=128; the nearest is 2 or 4",
         ),
         ({"replicas": 5}, r"replicas=5 does not divide the 32 tokens of a rank; the nearest is 4 or 8"),
+        ({"nodes": 3}, r"nodes=3 does not divide ranks=4; the nearest is 2 or 4"),
+        ({"exchange": "two"}, r"exchange='two' is no exchange; did you mean 'auto'"),
         ({"capacity": 0}, r"capacity=0: a turn needs room; give 1.05"),
         (
             {"weights": SHARES[:2]},
