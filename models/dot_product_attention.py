@@ -10,7 +10,7 @@ All take a batch in the usual order. In the first three, the planner decides how
 values are gathered, or positions exchanged for heads (Ulysses).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ def dot_product_attention(
     local_window_size: int | tuple[int, int] | None = None,
     implementation: Any = None,
     blocks: int = 1,
+    forms: Mapping[str, Callable[..., Any]] | None = None,
     **others: Any,
 ) -> Any:
     """Returns the result of ``jax.nn.dot_product_attention``, in the form that the planner takes.
@@ -56,6 +57,8 @@ def dot_product_attention(
       implementation: as jax's.
       blocks: devices that the sequence is split over; by default, rings are not compared. Neither are they with a
         ``bias`` or ``mask``, nor, if causal, with ``key_value_seq_lengths`` or keys of another length than the queries.
+      forms: more functions of query, key and value with this result, by name, such as kernels with a rule; left out
+        of calls with a ``bias``, ``mask`` or lengths.
 
     The choice is called ``attention``, and after the kinds of arguments, such as ``attention.causal.window``: calls of
     one kind take the same form.
@@ -101,6 +104,8 @@ def dot_product_attention(
         variants["ring"] = partial(ring, blocks, "usual")
         if is_causal:
             variants["permuted_ring"] = partial(ring, blocks, "permuted")
+    if not (features["bias"] or features["mask"] or features["lengths"]):
+        variants |= {name: partial(_in_form, form) for name, form in (forms or {}).items()}
     name = ".".join(["attention", *(feature for feature, given in features.items() if given)])
     return md.alternatives(name, variants)(*arrays)
 
@@ -131,6 +136,10 @@ def _in_ring(
     if rows is not None:
         made = made * (jnp.arange(made.shape[1]) < rows[:, None])[:, :, None, None, None].astype(made.dtype)
     return jnp.reshape(made, jnp.shape(query))
+
+
+def _in_form(form: Callable[..., Any], query: Any, key: Any, value: Any, *_: Any) -> Any:
+    return form(query, key, value)
 
 
 def _batched(x: Any) -> jax.Array:

@@ -47,6 +47,7 @@ def rule(
     decreasing: Sequence[int] = (),
     sizes: Mapping[str, int] = _NO_SIZES,
     share: float = 1.0,
+    like: Callable[..., Any] | None = None,
     primitive: str = "",
 ) -> "RuleText":
     """Return a decorator that gives a function a sharding rule, or register a rule for a JAX primitive.
@@ -64,6 +65,8 @@ def rule(
       sizes: lengths of names in ``(a b)`` that do not follow from other dims.
       share: fraction of the function's multiplications that are executed, between 0 and 1, for its predicted time; a
         kernel skips those that a mask hides.
+      like: a function with the same arguments and result, whose multiplications are counted in place of the function's,
+        also those of its gradient. The planner sees none inside Pallas kernels and foreign calls.
       primitive: the name of a primitive without a rule, in place of a function.
 
     Returns:
@@ -82,7 +85,11 @@ def rule(
         if not isinstance(x, str):
             raise RuleError(f"{name}: {is_a(x)}, not text")
     groups = {"linear": linear, "commuting": commuting, "increasing": increasing, "decreasing": decreasing}
-    stated = RuleText(parse(text, reduced, sizes, share, **groups))  # type: ignore[arg-type]
+    stated = RuleText(parse(text, reduced, sizes, share, **groups), like)  # type: ignore[arg-type]
+    if like is not None and not callable(like):
+        raise RuleError(f"like: {is_a(like)}, not a function")
+    if primitive and like is not None:
+        raise RuleError("like: is for functions, not for primitives")
     if primitive:
         stated.register(primitive)
     return stated
@@ -93,12 +100,13 @@ class RuleText:
     """A parsed rule; decorates functions."""
 
     stated: RuleSpec
+    like: Callable[..., Any] | None = None
 
     def __call__(self, function: Callable[Params, Result]) -> "FunctionWithRule[Params, Result]":
         """Return the function with this rule."""
         if not callable(function):
             raise RuleError(f"{is_a(function)}, not a function; md.rule(text, primitive=name) is for a primitive")
-        return FunctionWithRule(function, self.stated)
+        return FunctionWithRule(function, self.stated, self.like)
 
     def register(self, primitive: str) -> None:
         """Register this as the rule of a primitive."""
@@ -116,9 +124,11 @@ class RuleText:
 class FunctionWithRule(Generic[Params, Result]):
     """A function with a sharding rule; call it as the function, whose name and documentation it has."""
 
-    def __init__(self, function: Callable[Params, Result], stated: RuleSpec) -> None:
+    def __init__(
+        self, function: Callable[Params, Result], stated: RuleSpec, like: Callable[..., Any] | None = None
+    ) -> None:
         update_wrapper(self, function)
-        self.function, self.stated = function, stated
+        self.function, self.stated, self.like = function, stated, like
         self.name = str(getattr(function, "__name__", type(function).__name__))
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
@@ -167,11 +177,15 @@ class FunctionWithRule(Generic[Params, Result]):
         leaves, tree = jax.tree.flatten((args, kwargs))
         constants = tuple((i, x) for i, x in enumerate(leaves) if not _is_array(x))
         flat = FlatFunction(self.function, tree, constants)
-        ruled = RuledCall(self.name, flat, self.stated)
+        counted = None if self.like is None else FlatFunction(self.like, tree, constants)
+        ruled = RuledCall(self.name, flat, self.stated, counted=counted)
         arrays = {name: x for name, x in zip(self._names(args, kwargs), leaves, strict=True) if _is_array(x)}
         operands = {name: tuple(x.shape) for name, x in arrays.items()}
         check_fit(self.name, self.stated, operands)
-        found, out_tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(flat.whole, *arrays.values()))
+        types = jax.eval_shape(flat.whole, *arrays.values())
+        if counted is not None and types != (others := jax.eval_shape(counted.whole, *arrays.values())):
+            raise RuleError(f"like: returns {others}, where {self.name} returns {types}")
+        found, out_tree = jax.tree_util.tree_flatten_with_path(types)
         results = {join_path(["result", *map(_key, keys)]): tuple(y.shape) for keys, y in found}
         check_fit(self.name, self.stated, operands, results)
         return ruled, list(arrays.values()), out_tree

@@ -9,7 +9,7 @@ from the user's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -49,6 +49,7 @@ class RuledCall:
     Args:
       false: rows of the rule that were checked and do not hold.
       spent: the cost, where it does not follow from the function's operations.
+      counted: a function of equal result whose FLOPs are those of this one, where they do not.
     """
 
     name: str
@@ -56,6 +57,14 @@ class RuledCall:
     stated: RuleSpec
     false: frozenset[Placements] = frozenset()
     spent: FixedCost | None = None
+    counted: Callable[..., Arrays] | None = None
+
+    @property
+    def multiplying(self) -> Callable[..., Arrays]:
+        """The function whose FLOPs are counted."""
+        if isinstance(self.function, Tangent | Cotangent | Mapped):
+            return replace(self.function, of=replace(self.function.of, function=self.function.of.multiplying))
+        return self.counted or self.function
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.stated}]"

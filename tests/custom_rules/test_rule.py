@@ -121,6 +121,37 @@ def test_its_cost_is_that_of_what_it_does():
     assert flops_of(op) == 2 * 8 * 12 * 4
 
 
+def test_the_cost_of_a_kernel_is_that_of_a_function_like_it():
+    """The planner sees no products inside a Pallas kernel, nor inside its gradient."""
+
+    def run(x, w):
+        def body(x, w, out):
+            out[...] = x[...] @ w[...]
+
+        return pallas.pallas_call(body, out_shape=jax.ShapeDtypeStruct((8, 4), x.dtype), interpret=True)(x, w)
+
+    opaque = jax.custom_vjp(run)
+    opaque.defvjp(lambda x, w: (run(x, w), (x, w)), lambda saved, g: tuple(map(jnp.zeros_like, saved)))
+    product = 0.5 * 2 * 8 * 12 * 4
+    for like, expected in ((None, [0, 0]), (lambda x, w: x @ w, [product, 2 * product])):  # a gradient runs it again
+        ruled = md.rule("b _, _ n -> b n", share=0.5, like=like)(opaque)
+        steps = ruled, lambda x, w, ruled=ruled: jax.grad(lambda x: ruled(x, w).sum())(x)
+        assert [flops_of(_first(trace(step, (X, W)))) for step in steps] == expected
+
+
+@pytest.mark.parametrize(
+    "like, primitive, text",
+    [
+        (3, "", "like: .*not a function"),
+        (lambda x: x, "tanh", "like: is for functions, not for primitives"),
+        (lambda x: x[0], "", r"like: returns .*\(4,\).*, where <lambda> returns"),
+    ],
+)
+def test_what_a_kernel_cannot_be_like(like, primitive, text):
+    with pytest.raises(RuleError, match=text):
+        md.rule("a b -> a b", like=like, primitive=primitive)(lambda x: x)(np.ones((3, 4)))
+
+
 def test_equal_calls_are_one():
     assert len(ruled(trace(lambda x, w: product(x, w) + product(x, w), (X, W)))) == 1
 

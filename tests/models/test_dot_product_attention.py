@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
+from jax.experimental.pallas.ops.gpu.attention import mha
 
 import meshdsl as md
 from meshdsl.models.dot_product_attention import dot_product_attention
@@ -160,6 +161,29 @@ def test_a_call_offers_the_forms_that_can_express_it(keys, given, name, rings):
     arrays = operands(16, keys)
     assert offered(arrays, given | {"blocks": 4}) == (name, (*PLAIN, *RINGS[:rings]))
     assert offered(arrays, given) == (name, PLAIN)
+
+
+def test_kernels_with_a_rule_are_forms_of_their_own():
+    """The planner counts the products of the function that the kernel is like: it sees none inside of Pallas."""
+    causal = partial(jax.nn.dot_product_attention, is_causal=True)
+
+    @md.rule("b _ h _, b _ h _, b _ h _ -> b _ h _", share=0.5, like=causal)
+    def flash(query, key, value):
+        return mha(query, key, value, segment_ids=None, causal=True, sm_scale=0.25, interpret=True)
+
+    given = {"is_causal": True, "forms": {"flash": flash}}
+    arrays = operands(128, 128, groups=1, heads=4, head=16)
+    assert offered(arrays, given) == ("attention.causal", (*PLAIN, "flash"))
+    assert offered(arrays, given | {"mask": kept(1, 1, 128, 128)})[1] == PLAIN
+
+    def step(*arrays):
+        return jax.grad(lambda *x: jnp.mean(dot_product_attention(*x, **given) ** 2), (0, 1, 2))(*arrays)
+
+    sharded = md.parallelize(step, "model=4", {"**": "model=S(2)"}, outputs={"**": "model=S(2)"})
+    assert sharded.plan(*arrays).alternatives == (("attention.causal", "flash"),)
+    expected = jax.grad(lambda *x: jnp.mean(causal(*x) ** 2), (0, 1, 2))(*arrays)
+    for a, b in zip(sharded(*arrays), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
 def test_other_arguments_of_jax_take_its_function():

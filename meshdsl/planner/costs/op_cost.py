@@ -163,7 +163,7 @@ def _conv_pairs(op: Op) -> int:
 
 def _flops_inside(op: Op) -> float:
     """Returns the FLOPs of a user's function with a rule: the sum over its operations."""
-    graph = read_jaxpr(jax.make_jaxpr(op.params["ruled"].function)(*op.inputs))
+    graph = read_jaxpr(jax.make_jaxpr(op.params["ruled"].multiplying)(*op.inputs))
     count_trips(graph)
     return float(op.params["ruled"].stated.share) * sum(flops_of(inner) * body.trips for body, inner in walk(graph))
 
