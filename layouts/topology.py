@@ -121,6 +121,8 @@ class Topology:
         default all. Of any other kind, nothing is hidden in ``plan.simulated_seconds``.
       ragged: whether the compiler of our programs has an all-to-all whose lengths are data
         (``jax.lax.ragged_all_to_all``); if not, ``md.ragged_exchange`` is rounds of all-to-alls with equal slots.
+      beside_products: whether collectives run beside matrix products and convolutions alone, and wait while a device
+        computes anything else. It counts in ``plan.simulated_seconds`` alone.
       merges: the compiler of our programs makes one product of two that read the same operand if one of them reads and
         writes so many bytes at most on a device; 0 if it never does. It counts in ``plan.simulated_seconds`` alone.
       across_loops: whether the system that runs the step sends beside other iterations of a loop, and stacks slice by
@@ -164,6 +166,7 @@ class Topology:
     flops8: float = 0.0
     ops8: float = 0.0
     merges: float = 0.0
+    beside_products: bool = False
 
     def __post_init__(self) -> None:
         """Check the costs."""
@@ -182,7 +185,7 @@ class Topology:
             raise ArgumentError(
                 f"topology {self.name}: pieces={self.pieces!r} is not a number of pieces; 1 sends whole"
             )
-        for name in ("ragged", "across_loops"):
+        for name in ("ragged", "across_loops", "beside_products"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"topology {self.name}: {name}={getattr(self, name)!r} is neither true nor false")
         if self.across_loops and len(self.asynchronous) < len(KINDS):
@@ -437,6 +440,7 @@ def written_fields(topology: Topology) -> list[str]:
         "asynchronous": KINDS,
         "ragged": False,
         "merges": 0.0,
+        "beside_products": False,
         "across_loops": False,
         "contention": 0.0,
         **dict.fromkeys((*HOST, *EIGHT_BITS), 0.0),

@@ -126,6 +126,7 @@ def calibrate(mesh: StatedMesh, devices: Sequence[jax.Device] | None = None, kee
         fusion=preset.fusion,
         asynchronous=preset.asynchronous,
         merges=preset.merges,
+        beside_products=preset.beside_products,
         ragged=preset.ragged,
         **{name: getattr(preset, name) for name in HOST},
         links=(slowest,),

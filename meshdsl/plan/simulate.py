@@ -14,7 +14,9 @@ contains loops are taken as one, as long as all of them.
 
 Transfers from and to the host's memory take the device's computation: nothing is hidden behind them, or they behind it.
 
-While a collective runs beside it, the computation takes longer by the topology's ``contention``.
+While a collective runs beside it, the computation takes longer by the topology's ``contention``. Where collectives run
+beside products alone (``beside_products``), they wait while anything else is computed, and one after the other while
+nothing is.
 
 The topology says what the system that runs the step makes of this. Our own programs are limited by their compiler. A
 collective runs beside the computation of its own loop body, or of its own piece of the program between two loops, and
@@ -35,10 +37,11 @@ Reference: R. L. Graham, "Bounds for certain multiprocessing anomalies", Bell Sy
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
+from math import inf
 from typing import Any, NamedTuple
 
 from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, TracedProgram, Value, walk
@@ -68,14 +71,15 @@ Sent = tuple[int, Layout | int]
 
 def simulated_seconds(program: TracedProgram, solution: Solution, times: OpTimes) -> float:
     """Seconds of one step with communication hidden behind independent compute."""
-    spans = list_schedule(build_tasks(program, solution, times), solution.mesh.topology.contention)
+    topology = solution.mesh.topology
+    spans = list_schedule(build_tasks(program, solution, times), topology.contention, topology.beside_products)
     return max((span.end for span in spans), default=0.0)
 
 
 def simulate(program: TracedProgram, solution: Solution, times: OpTimes) -> tuple[float, dict[Sent, float]]:
     """Seconds of one step, and per collective those of them in which the device waits for it and computes nothing."""
-    tasks = build_tasks(program, solution, times)
-    spans = list_schedule(tasks, solution.mesh.topology.contention)
+    tasks, topology = build_tasks(program, solution, times), solution.mesh.topology
+    spans = list_schedule(tasks, topology.contention, topology.beside_products)
     exposed: dict[Sent, float] = defaultdict(float)
     for task, seconds in zip(tasks, exposed_seconds(tasks, spans), strict=True):
         if task.sent is not None:
@@ -96,6 +100,7 @@ class SimulatedTask(NamedTuple):
       follows: its priority is that of the last task that it waits for, not its own position.
       sent: the collective that it is, or is a part of.
       link: the stream of a collective that nothing is computed beside, which takes ``COMPUTE`` and this one.
+      product: it is a matrix product or a convolution, or several.
     """
 
     stream: str
@@ -104,6 +109,7 @@ class SimulatedTask(NamedTuple):
     follows: bool = False
     sent: Sent | None = None
     link: str = COMPUTE
+    product: bool = False
 
 
 class TaskSpan(NamedTuple):
@@ -113,11 +119,15 @@ class TaskSpan(NamedTuple):
     end: float
 
 
-def list_schedule(tasks: Sequence[SimulatedTask], contention: float = 0.0) -> list[TaskSpan]:
+def list_schedule(
+    tasks: Sequence[SimulatedTask], contention: float = 0.0, beside_products: bool = False
+) -> list[TaskSpan]:
     """When each task runs; a task may only wait for tasks in front of it.
 
     Args:
       contention: by which part of its time computation takes longer while a collective runs beside it.
+      beside_products: collectives run beside products alone: they wait while anything else is computed, and where
+        nothing is, one is sent after the other.
     """
     consumers: list[list[int]] = [[] for _ in tasks]
     missing = [len(task.after) for task in tasks]
@@ -131,7 +141,7 @@ def list_schedule(tasks: Sequence[SimulatedTask], contention: float = 0.0) -> li
     estimates = [0] * len(tasks)
     busy: set[str] = set()
     begins, ends = [0.0] * len(tasks), [0.0] * len(tasks)
-    beside, pace = 0, _Pace(contention)
+    beside, pace, sending = 0, _Pace(contention), _Sending()
 
     def begin(now: float, stream: str) -> None:
         nonlocal beside
@@ -143,6 +153,7 @@ def list_schedule(tasks: Sequence[SimulatedTask], contention: float = 0.0) -> li
             heappush(running, (now + tasks[i].seconds, i, 0))
             if _is_beside(tasks[i]):
                 beside += 1
+                sending.left[i] = tasks[i].seconds, now
             elif _is_computation(tasks[i]):
                 pace.begin(i, tasks[i].seconds, now)
 
@@ -156,6 +167,13 @@ def list_schedule(tasks: Sequence[SimulatedTask], contention: float = 0.0) -> li
         if contention and (end := pace.change(beside > 0, now)) is not None:
             estimates[pace.task] += 1
             heappush(running, (end, pace.task, estimates[pace.task]))
+        if beside_products and not (pace.task >= 0 and tasks[pace.task].product):
+            waiting = sorted(sending.left)[COMPUTE not in busy :]
+        else:
+            waiting = []
+        for i, end in sending.change(waiting, now):
+            estimates[i] += 1
+            heappush(running, (end, i, estimates[i]))
         while running and running[0][2] != estimates[running[0][1]]:
             heappop(running)
         if not running:
@@ -169,6 +187,7 @@ def list_schedule(tasks: Sequence[SimulatedTask], contention: float = 0.0) -> li
             busy -= taken[i]
             touched |= taken[i] & ready.keys()
             beside -= _is_beside(tasks[i])
+            sending.left.pop(i, None)
             if _is_computation(tasks[i]):
                 pace.end()
             for consumer in consumers[i]:
@@ -203,6 +222,33 @@ class _Pace:
     @property
     def _factor(self) -> float:
         return 1 + self.contention * self._slowed
+
+
+class _Sending:
+    """Collectives that are sent, some of which wait.
+
+    Attributes:
+      left: per task, the seconds that were left of it at a time.
+    """
+
+    def __init__(self) -> None:
+        self.left: dict[int, tuple[float, float]] = {}
+        self._waiting = frozenset[int]()
+
+    def change(self, waiting: Iterable[int], now: float) -> list[tuple[int, float]]:
+        """Tasks that wait from now on, or go on, and when they are over: never, as long as they wait."""
+        before, self._waiting = self._waiting, frozenset(waiting)
+        found = []
+        for i in sorted(before ^ self._waiting):
+            if i in self._waiting:
+                seconds, since = self.left[i]
+                self.left[i] = seconds - (now - since), now
+                found.append((i, inf))
+            elif i in self.left:
+                seconds, _ = self.left[i]
+                self.left[i] = seconds, now
+                found.append((i, now + seconds))
+        return found
 
 
 def _is_computation(task: SimulatedTask) -> bool:
@@ -436,7 +482,8 @@ class _FragmentBuilder:
     def _add_merged(self, ops: Sequence[Op]) -> None:
         """Products that are one: it waits for the operands of all."""
         operands = [slices for op in ops for slices in self._operands(op)]
-        made = self._divided(COMPUTE, sum(map(self.builder.times.compute_seconds, ops)), operands, 1)
+        seconds = sum(map(self.builder.times.compute_seconds, ops))
+        made = self._divided(COMPUTE, seconds, operands, 1, product=True)
         self.own |= {v.id: made for op in ops for v in op.outputs}
 
     def _add_ring(self, ring: ProductRing) -> None:
@@ -453,7 +500,7 @@ class _FragmentBuilder:
             key, hop = (sent.value, sent.layout), list[Slices]()
             if passes:
                 hop = [self._sent("collective-permute", stream, ring.hop, state, 1, key)]
-            state = [*hop, self._divided(COMPUTE, parts * seconds, state, 1, separate=True)]
+            state = [*hop, self._divided(COMPUTE, parts * seconds, state, 1, separate=True, product=True)]
         if apart:
             self._part()
         made = (_union([refs for slices in state for refs in slices]),)
@@ -519,8 +566,8 @@ class _FragmentBuilder:
         for i, (kind, stream, sent) in enumerate(builder.inside.get(op.id, ())):
             operands = [self._sent(kind, stream, sent, operands, count, (op.id, i))]
         if builder.divides and self._in_pieces(op, operands, count):
-            return self._divided(COMPUTE, seconds, operands, builder.pieces, separate=True)
-        return self._divided(COMPUTE, seconds, operands, count)
+            return self._divided(COMPUTE, seconds, operands, builder.pieces, separate=True, product=True)
+        return self._divided(COMPUTE, seconds, operands, count, product=op.name in PRODUCTS)
 
     def _common_slices(self, op: Op, operands: Sequence[Slices]) -> int:
         """The number of slices in which an operation computes, each slice of its results from the same slice."""
@@ -553,6 +600,7 @@ class _FragmentBuilder:
         separate: bool = False,
         sent: Sent | None = None,
         link: str = COMPUTE,
+        product: bool = False,
     ) -> Slices:
         """``count`` tasks that share ``seconds``, each after its slice of the operands.
 
@@ -560,13 +608,15 @@ class _FragmentBuilder:
           separate: they are not merged with the task before, since others may wait for one of them.
           sent: the collective that they are.
           link: as in ``SimulatedTask``.
+          product: they are matrix products or convolutions.
         """
         if count == 1:
             after = _union([refs for slices in operands for refs in slices])
-            return (self._task(SimulatedTask(stream, seconds, after, False, sent, link), separate),)
+            return (self._task(SimulatedTask(stream, seconds, after, False, sent, link, product), separate),)
         waits = [_union([s[i] if len(s) == count else _union(s) for s in operands]) for i in range(count)]
         return tuple(
-            self._task(SimulatedTask(stream, seconds / count, refs, True, sent, link), separate) for refs in waits
+            self._task(SimulatedTask(stream, seconds / count, refs, True, sent, link, product), separate)
+            for refs in waits
         )
 
     def _task(self, task: SimulatedTask, separate: bool) -> Refs:
@@ -577,7 +627,7 @@ class _FragmentBuilder:
         after |= self.barrier
         here, over = len(self.tasks), self.over[-1] if self.over else frozenset()
         last = self.tasks[-1] if here else task
-        apart = separate or not here or task.sent is not None or last.sent is not None
+        apart = separate or not here or task.sent is not None or last.sent is not None or task.product != last.product
         if not apart and task.stream == last.stream == COMPUTE and after <= over:
             self.tasks[-1] = last._replace(seconds=last.seconds + task.seconds)
             return frozenset({here - 1})

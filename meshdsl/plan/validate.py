@@ -92,7 +92,7 @@ def _differences(plan: PlanData, program: TracedProgram, mesh: Mesh, pins: Pins)
 
 
 # facts that earlier files lack, and that no plan runs differently for
-_SIMULATED = ("asynchronous", "merges", "across_loops", "contention")
+_SIMULATED = ("asynchronous", "beside_products", "merges", "across_loops", "contention")
 
 
 def _topology_differences(planned: Topology, given: Topology, is_hosting: bool) -> Iterator[str]:

@@ -57,6 +57,40 @@ def test_computation_takes_longer_beside_transfers():
     assert ends_of(jobs) == [1.0, 3.0, 2.5, 4.0]
 
 
+def product(seconds, *after):
+    return SimulatedTask(COMPUTE, seconds, frozenset(after), product=True)
+
+
+def test_collectives_beside_products_alone_wait_while_anything_else_is_computed():
+    jobs = [job(LINK, 3.0), job(COMPUTE, 2.0), product(1.0, 1), job(COMPUTE, 4.0, 2), job(COMPUTE, 1.0, 0, 3)]
+    assert ends_of(jobs) == [3.0, 2.0, 3.0, 7.0, 8.0]
+    spans = list_schedule(jobs, beside_products=True)  # of 3 s, 1 s beside the product, and 2 s beside nothing
+    assert [span.end for span in spans] == [9.0, 2.0, 3.0, 7.0, 10.0]
+    assert exposed_seconds(jobs, spans)[0] == 2.0
+
+
+def test_collectives_beside_products_alone_go_one_by_one_where_nothing_is_computed():
+    jobs = [job(LINK, 3.0), job(OTHER, 2.0), job(COMPUTE, 1.0, 0, 1)]
+    assert ends_of(jobs) == [3.0, 2.0, 4.0]
+    assert [span.end for span in list_schedule(jobs, beside_products=True)] == [3.0, 5.0, 6.0]
+    jobs = [product(2.0), *jobs]  # both go on beside a product
+    assert [span.end for span in list_schedule(jobs, beside_products=True)][1:3] == [3.0, 3.0 - 1.0]
+    stopped = SimulatedTask(COMPUTE, 4.0, link=OTHER)
+    assert [span.end for span in list_schedule([job(LINK, 1.0), stopped], beside_products=True)] == [5.0, 4.0]
+
+
+@given(st.lists(st.tuples(st.sampled_from([LINK, OTHER, COMPUTE]), st.integers(1, 9), st.booleans()), max_size=12))
+def test_beside_products_alone_nothing_is_sent_sooner(made):
+    jobs = [
+        SimulatedTask(stream, float(seconds), frozenset(range(max(0, i - 2), i, 2)), product=is_product)
+        for i, (stream, seconds, is_product) in enumerate(made)
+    ]
+    spans = list_schedule(jobs, beside_products=True)
+    for task, span in zip(jobs, spans, strict=True):
+        assert span.end - span.begin >= task.seconds - 1e-9
+        assert all(spans[i].end <= span.begin + 1e-9 for i in task.after)
+
+
 def test_what_follows_is_due_behind_the_job_that_it_waits_for():
     for follows, expected in ((True, [1.0, 3.0, 2.0]), (False, [1.0, 2.0, 3.0])):
         assert ends_of([job(COMPUTE, 1.0), job(COMPUTE, 1.0), job(COMPUTE, 1.0, 0, follows=follows)]) == expected
