@@ -32,8 +32,9 @@ from meshdsl.pipelining.stage_buffers import (
     to_example_rows,
     to_rows,
 )
-from meshdsl.pipelining.stage_cost import StageTimer, matrix_flops, workspace_bytes
+from meshdsl.pipelining.stage_cost import StageTimer, matrix_flops
 from meshdsl.pipelining.time_axis import TimePlace, TimePlacement
+from meshdsl.planner.liveness.peak import peak_inside
 from meshdsl.schedules.simulate import TaskCost
 from meshdsl.trace.annotate import annotate
 from meshdsl.trace.passes import run_passes
@@ -237,7 +238,7 @@ class Branches:
         found = []
         for stage in zip(*self.traced, strict=True):
             forward, *backward = (StageTimer(branch.graph, mesh).seconds(branch.graph.ops) for branch in stage)
-            workspace = max(workspace_bytes(branch.graph, mesh) for branch in stage)
+            workspace = max(peak_inside(branch.graph, mesh) for branch in stage)
             found.append(TaskCost(forward, sum(backward), workspace))
         return tuple(found)
 

@@ -6,14 +6,11 @@ times, and the peak of its buffer assignment. ``layers_per_stage`` balances laye
 
 from collections.abc import Iterable
 
-from meshdsl.ir.graph import Graph, Op, Value, walk
-from meshdsl.layouts.layout import Layout
+from meshdsl.ir.graph import Graph, Op, walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pipelining.scan_stages import HEAD, PROLOGUE, TAIL, Stages
 from meshdsl.planner.costs.op_cost import flops_of, unsharded_seconds, work_of
 from meshdsl.planner.costs.traffic import traffic_of
-from meshdsl.planner.liveness.peak import Liveness
-from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.schedules.partition import partition_layers
 from meshdsl.schedules.spec import Pipeline
 
@@ -40,17 +37,6 @@ class StageTimer:
 def matrix_flops(graph: Graph) -> float:
     """Returns the FLOPs of matrix products and convolutions, by their iterations."""
     return sum(flops_of(op) * inside.trips for inside, op in walk(graph))
-
-
-def workspace_bytes(graph: Graph, mesh: Mesh) -> int:
-    """Returns the peak bytes of a graph on one device, without its inputs and results."""
-    ops = [op for _, op in walk(graph)]
-    made = [v for op in ops for v in (*op.outputs, *(v for body in op.bodies for v in body.inputs))]
-    own = {v.id: Layout() for v in (*graph.inputs, *made)}
-    uses = {(op.id, i): Layout() for op in ops for i, x in enumerate(op.inputs) if isinstance(x, Value)}
-    peak = Liveness(copy_timeline(graph, mesh, own, uses, {})).peak().bytes
-    boundary = {v.id: v.bytes for v in (*graph.inputs, *(x for x in graph.returned if isinstance(x, Value)))}
-    return max(0, peak - sum(boundary.values()))
 
 
 def layers_per_stage(graph: Graph, stages: Stages, mesh: Mesh, pipeline: Pipeline) -> tuple[int, ...]:

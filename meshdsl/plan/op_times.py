@@ -23,7 +23,7 @@ from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.types import Collective, Line, Span
 from meshdsl.planner.costs.fusion import operands_and_results
-from meshdsl.planner.costs.op_cost import OpWork, flops_of, unsharded_seconds, work_seconds, workspace_bytes
+from meshdsl.planner.costs.op_cost import OpWork, flops_of, unsharded_seconds, work_seconds
 from meshdsl.planner.costs.traffic import traffic_of
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
@@ -290,10 +290,9 @@ def _stash_bytes(program: TracedProgram, solution: Solution) -> int:
 
 def _workspace(program: TracedProgram, solution: Solution) -> int:
     """Bytes of a device for the work of the largest stage, where stages differ."""
-    found = [op for _, op in walk(program.graph) if workspace_bytes(op) and part_of(op.scope)]
-    return max(
-        (workspace_bytes(op) * solution.local_bytes(op.outputs[0]) // op.outputs[0].bytes for op in found), default=0
-    )
+    found = [op for _, op in walk(program.graph) if op.name == "ruled" and part_of(op.scope)]
+    rooms = [(op.outputs[0], spent.room) for op in found if (spent := op.params["ruled"].spent)]
+    return max((room * solution.local_bytes(value) // value.bytes for value, room in rooms), default=0)
 
 
 # ---- FLOPs -----------------------------------------------------------------------------------------------------------

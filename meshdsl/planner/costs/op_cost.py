@@ -94,12 +94,6 @@ def work_of(op: Op, moved: Moved = NOTHING) -> OpWork:
     return OpWork(flops_of(op), moved.accesses, rate, *sizes, copied=moved.copied, starts=moved.starts)
 
 
-def workspace_bytes(op: Op) -> int:
-    """Returns the bytes that an operation needs beside operands and results, sharded as its first result."""
-    spent = op.params["ruled"].spent if op.name == "ruled" else None
-    return int(spent.room) if spent else 0
-
-
 def _groups(op: Op) -> OperandSizes | None:
     if op.name != "conv_general_dilated":
         return None

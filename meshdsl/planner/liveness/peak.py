@@ -2,7 +2,8 @@
 
 A copy of a value (in the layout of its producer, or made by a reshard) is live from the op that makes or first needs it
 to its last use. Undonated inputs are live through the whole step, and an output that aliases a donated input takes its
-place. Fused values take no memory. A loop adds the peak of its body while it runs.
+place. Fused values take no memory. A loop adds the peak of its body while it runs, and a function with a rule that of
+its operations.
 
     w = input           w ========================
     a = x @ w             a ========
@@ -15,19 +16,22 @@ twice in the whole body: the copy of this iteration, and the one of the next or 
 ``aliasing`` says which values share memory, ``liveness_kernels`` when copies are live.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from meshdsl.ir.graph import Op, Value
+from meshdsl.ir.graph import Graph, Op, Value, walk
 from meshdsl.ir.index import BlockRange
 from meshdsl.ir.prefetch import PipelinedLoop
 from meshdsl.layouts.layout import Layout
-from meshdsl.planner.liveness.timeline import NOWHERE, CopyTimeline, Timeline
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.planner.liveness.timeline import NOWHERE, CopyTimeline, Timeline, copy_timeline
+from meshdsl.trace.read_jaxpr import read_jaxpr
 from meshdsl.util.arrays import Ids, index_array
 from meshdsl.util.lazy import Lazy
 
@@ -58,6 +62,19 @@ class LiveBuffers(NamedTuple):
     values: Ids
     layouts: Ids
     bytes: Ids
+
+
+class Workspace(NamedTuple):
+    """Bytes that an op needs on one device while it runs, besides operands and results.
+
+    Args:
+      at: position of the op.
+      value: its first result.
+    """
+
+    at: int
+    value: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -170,9 +187,9 @@ class Liveness:
         """Returns the copies that are live at a position, and the workspaces of its op."""
         placed, (copies, first, last) = self.placed, self._ranges
         here = copies[(first <= at) & (at <= last)]
-        workspaces = [workspace for workspace in placed.timeline.workspaces if workspace.at == at]
+        workspaces = [workspace for workspace in self._workspaces if workspace.at == at]
         values = index_array(workspace.value for workspace in workspaces)
-        more = LiveBuffers(values, placed.own[values], index_array(map(placed.workspace_bytes, workspaces)))
+        more = LiveBuffers(values, placed.own[values], index_array(workspace.bytes for workspace in workspaces))
         return LiveBuffers(placed.copies.values[here], placed.copies.layouts[here], placed.copies.bytes[here]), more
 
     @cached_property
@@ -184,8 +201,8 @@ class Liveness:
         np.add.at(change, first[is_live], sizes[is_live])
         np.subtract.at(change, last[is_live] + 1, sizes[is_live])
         held = change.cumsum()
-        for workspace in self.placed.timeline.workspaces:
-            held[workspace.at] += self.placed.workspace_bytes(workspace)
+        for workspace in self._workspaces:
+            held[workspace.at] += workspace.bytes
         for at, size in (*((at, size) for at, _, size in self.placed.sent_together), *self.placed.in_parts):
             held[at] += size
         for copy, size in self.placed.rounded_parts:
@@ -211,6 +228,17 @@ class Liveness:
         copies, first, last = (np.concatenate(column) for column in columns)
         return copies, first, last
 
+    @cached_property
+    def _workspaces(self) -> tuple[Workspace, ...]:
+        """The workspaces of ops with custom rules, which are divided as the first result is."""
+        placed, index, found = self.placed, self.placed.timeline.index, list[Workspace]()
+        for at in placed.timeline.ruled:
+            op, value = index.ops[at], int(index.first_result[at])
+            assert op is not None
+            local, whole = placed.part(value)
+            found.append(Workspace(at, value, workspace_bytes(op, placed.mesh) * local // whole))
+        return tuple(found)
+
     @property
     def _carried(self) -> tuple[Ids, Ids, Ids]:
         """Numbers of the copies that loops carry because they send ahead or behind, and the ends of their bodies."""
@@ -225,6 +253,32 @@ class Liveness:
                 found.append((int(number), blocks[op].start, blocks[op].stop - 1))
         numbers, starts, ends = index_array(chain.from_iterable(found)).reshape(-1, 3).T
         return numbers, starts, ends
+
+
+def workspace_bytes(op: Op, mesh: Mesh) -> int:
+    """Returns the bytes that a function with a rule needs beside operands and results, on whole operands.
+
+    They are stated, or else those of the temporary values of the function's operations.
+    """
+    ruled = op.params["ruled"]
+    types = tuple((x.shape, x.dtype) for x in op.inputs)
+    return int(ruled.spent.room) if ruled.spent else _temporary_bytes(ruled.function, types, mesh)
+
+
+@lru_cache(maxsize=256)
+def _temporary_bytes(function: Callable[..., Any], types: tuple[tuple[Any, Any], ...], mesh: Mesh) -> int:
+    return peak_inside(read_jaxpr(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(*each) for each in types))), mesh)
+
+
+def peak_inside(graph: Graph, mesh: Mesh) -> int:
+    """Returns the peak bytes of a graph on one device, without its inputs and results."""
+    ops = [op for _, op in walk(graph)]
+    made = [v for op in ops for v in (*op.outputs, *(v for body in op.bodies for v in body.inputs))]
+    own = {v.id: Layout() for v in (*graph.inputs, *made)}
+    uses = {(op.id, i): Layout() for op in ops for i, x in enumerate(op.inputs) if isinstance(x, Value)}
+    peak = Liveness(copy_timeline(graph, mesh, own, uses, {})).peak().bytes
+    boundary = {v.id: v.bytes for v in (*graph.inputs, *(x for x in graph.returned if isinstance(x, Value)))}
+    return max(0, peak - sum(boundary.values()))
 
 
 def _point(block: BlockRange, held: Ids, inner: dict[int, ProgramPoint], at: int) -> ProgramPoint:

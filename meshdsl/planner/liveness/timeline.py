@@ -27,7 +27,6 @@ from meshdsl.ir.solution import Bucket
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.reshard import ReshardStep
-from meshdsl.planner.costs.op_cost import workspace_bytes
 from meshdsl.planner.liveness.aliasing import BufferAliases, OperandUses, buffer_aliases
 from meshdsl.util.arrays import Ids, index_array, object_id
 from meshdsl.util.lazy import memoize_by_object
@@ -87,20 +86,6 @@ class HalfWidth(NamedTuple):
     full_values: Ids
 
 
-class Workspace(NamedTuple):
-    """Bytes that an op needs while it runs besides operands and results.
-
-    Args:
-      at: position of the op.
-      value: whose sharding divides the workspace.
-      bytes: on all devices together.
-    """
-
-    at: int
-    value: int
-    bytes: int
-
-
 class Timeline:
     """The facts of a program that are equal for all plans.
 
@@ -109,7 +94,7 @@ class Timeline:
       step: range of the outermost graph.
       has_memory: [values], whether the producer's copy takes memory: materialized values, and inputs that are not in
         the memory of an enclosing graph.
-      workspaces: of ops with custom rules.
+      ruled: positions of ops with custom rules, which need workspaces.
       filled_early: values that have memory before they are produced, ...
       filled_at: ... and the position from which on.
     """
@@ -117,11 +102,7 @@ class Timeline:
     def __init__(self, graph: Graph, aliases: BufferAliases) -> None:
         self.index = index = aliases.index
         self.step = index.root
-        self.workspaces = tuple(
-            Workspace(at, int(index.first_result[at]), size)
-            for at in np.flatnonzero(index.positions_named(["ruled"])).tolist()
-            if (op := index.ops[at]) and (size := workspace_bytes(op))
-        )
+        self.ruled = tuple(np.flatnonzero(index.positions_named(["ruled"])).tolist())
         self.arrays = _arrays(aliases)
         blocks = zip(index.blocks, aliases.bodies, strict=True)
         sliced = (index.first_result[block.start - 1] + i for block, body in blocks for i in sorted(body.sliced))
@@ -291,10 +272,10 @@ class CopyTimeline:
         position = {op.id: at for at, op in enumerate(self.timeline.index.ops) if op} if self.rings else {}
         return tuple((position[ring.products[0].op.id], ring.workspace) for ring in self.rings)
 
-    def workspace_bytes(self, workspace: Workspace) -> int:
-        """Returns the bytes of a workspace on one device."""
-        whole, value = self.timeline.index.values[workspace.value], np.array([workspace.value])
-        return workspace.bytes * int(self._elements(value, self.own[value])[0]) // max(1, prod(whole.shape))
+    def part(self, value: int) -> tuple[int, int]:
+        """Returns the elements of a value's own copy on one device, and all of its elements."""
+        (local,) = self._elements(np.array([value]), self.own[[value]]).tolist()
+        return local, max(1, prod(self.timeline.index.values[value].shape))
 
     def _is_half_width(self, used: Ids, count: int) -> NDArray[np.bool_]:
         """Returns a mask of the copies that are stored in 16 bits instead of 32."""

@@ -93,3 +93,22 @@ def test_memory_is_what_is_counted_and_compiled(step):
     found = sharded.lower(argument).compile().memory_analysis()
     outside = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     assert outside + found.temp_size_in_bytes == pytest.approx(units * N * N * 4, rel=0.01)
+
+
+@md.rule("b s _, b _ _, b _ _ -> b s _")
+def attention(query, key, value):
+    scores = jnp.tanh(jnp.einsum("bsd,btd->bst", query, key))
+    return jnp.einsum("bst,btd->bsd", scores, value)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_functions_with_a_rule_need_what_their_operations_do(devices):
+    def step(x):
+        return jax.grad(lambda x: jnp.sum(attention(x, x, x) ** 2))(x)
+
+    x = jax.ShapeDtypeStruct((8, 512, 32), jnp.float32)
+    sharded = md.parallelize(step, md.Mesh(x=devices), {"x": "x=S(0)"})
+    found = sharded.lower(x).compile().memory_analysis()
+    compiled = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+    assert sharded.plan(x).memory == pytest.approx(compiled, rel=0.01)
+    assert compiled > 2 * 8 * 512**2 * 4 / devices  # two arrays of scores
