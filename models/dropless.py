@@ -28,7 +28,7 @@ reads at known places. Further turns run their forward pass again in the backwar
 from collections.abc import Callable
 from functools import partial
 from math import ceil, comb, inf, prod
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import jax
@@ -146,7 +146,7 @@ def dropless(
     Raises:
       ArgumentError: shapes that do not fit each other; ranks that do not divide the experts, or with the replicas the
         tokens; nodes that do not divide the ranks; an unknown exchange; a capacity that is not positive; another dtype
-        than that of the params.
+        than that of the params; experts that are no integers, or weights that are no floats.
 
     Example:
       >>> params = ExpertWeights(jnp.ones((4, 8, 16)), jnp.ones((4, 16, 8)))
@@ -154,6 +154,9 @@ def dropless(
       (2, 6, 8)
     """
     _check(x, experts, weights, params, ranks, replicas, nodes, capacity, exchange)
+    if experts.dtype != jnp.int32:  # narrower ones cannot hold the number of experts
+        numbers = experts.astype(jnp.int32)
+        experts = jnp.where(numbers.astype(experts.dtype) == experts, numbers, -1)
     exchanges = {
         "flat": partial(_flat, capacity, layout.replace("(nodes)", "(ranks)"), activation),
         "two_level": partial(_two_level, nodes, capacity, layout, activation),
@@ -276,7 +279,8 @@ def capacity_at(quantile: float, loads: Any, ranks: int) -> float:
       ranks: owners of equal parts of the experts.
 
     Raises:
-      ArgumentError: a quantile that is not between 0 and 1; loads of no tokens; ranks that do not divide the experts.
+      ArgumentError: a quantile that is not between 0 and 1; loads that are no numbers of tokens, or of no tokens;
+        ranks that are no number of devices or do not divide the experts.
 
     Example:
       >>> capacity_at(0.5, [[100, 100, 100, 100], [90, 130, 100, 80], [400, 0, 0, 0]], ranks=2)
@@ -284,11 +288,15 @@ def capacity_at(quantile: float, loads: Any, ranks: int) -> float:
     """
     loads = np.asarray(loads)
     found = []
-    if not 0 <= quantile <= 1:
-        found.append(f"quantile={quantile}: a part of all exchanges is between 0 and 1; give 0.99")
-    if not loads.ndim or not loads.size or np.any(loads < 0) or not np.all(np.sum(loads, -1)):
+    if not isinstance(quantile, Real) or not 0 <= quantile <= 1:
+        found.append(f"quantile={quantile!r}: a part of all exchanges is between 0 and 1; give 0.99")
+    if not np.issubdtype(loads.dtype, np.number) or not np.all((loads >= 0) & (loads < inf)):
+        found.append("loads: some are no numbers of tokens; give how many each expert was sent, at least 0")
+    elif not loads.ndim or not loads.size or not np.all(np.sum(loads, -1)):
         found.append(f"loads: exchanges of shape {loads.shape} have no tokens; give how many each expert was sent")
-    elif loads.shape[-1] % ranks:
+    if not isinstance(ranks, Integral) or ranks < 1:
+        found.append(f"ranks={ranks!r} is no number of devices; give an int of at least 1")
+    elif not found and loads.shape[-1] % ranks:
         divisors = _nearest_divisors(ranks, loads.shape[-1])
         found.append(f"ranks={ranks} does not divide experts={loads.shape[-1]}; {divisors}")
     if found:
@@ -313,7 +321,7 @@ def _check(
     for name, number in (("ranks", ranks), ("replicas", replicas), ("nodes", nodes)):
         if not isinstance(number, Integral) or number < 1:
             raise ArgumentError(f"dropless: {name}={number!r} is no number of devices; give an int of at least 1")
-    if not x.ndim or not x.size or not experts.size:
+    if not x.ndim or not x.size or not experts.ndim or not experts.size:
         raise ArgumentError(f"dropless: x {x.shape} with experts {experts.shape} has no tokens, or choices, to send")
     count, _, hidden = (*params.up.shape, 0, 0, 0)[:3]
     wanted = {
@@ -333,13 +341,15 @@ def _check(
         found.append(
             f"experts: {experts.dtype} numbers no experts; give integers, such as the indices of jax.lax.top_k"
         )
+    if not jnp.issubdtype(weights.dtype, jnp.floating):
+        found.append(f"weights: {weights.dtype} weighs no results; give floats, such as weights.astype({x.dtype})")
     dtype = jnp.result_type(x, *jax.tree.leaves(params))
     if dtype != x.dtype or not jnp.issubdtype(dtype, jnp.floating):
         found.append(f"x: {x.dtype} beside params of {dtype}; cast the params, or x, with .astype")
     if exchange not in EXCHANGES:
         found.append(f"exchange={exchange!r} is no exchange{nearest(exchange, EXCHANGES)}")
-    if not 0 < capacity < inf:
-        found.append(f"capacity={capacity}: a turn needs room; give 1.05, or less for more turns of less memory")
+    if not isinstance(capacity, Real) or not 0 < capacity < inf:
+        found.append(f"capacity={capacity!r}: a turn needs room; give 1.05, or less for more turns of less memory")
     tokens = prod(x.shape[:-1])
     for name, divisor, what, length in (
         ("ranks", ranks, "experts", count),

@@ -68,6 +68,18 @@ def test_what_numbers_no_expert_adds_nothing_and_leaves_others_alone():
         np.testing.assert_allclose(made, whole.at[0, 0].set(0.0), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype, count", [("int8", 128), ("uint8", 256)])
+@pytest.mark.parametrize("kwargs", [{}, {"nodes": 2, "exchange": "two_level"}], ids=str)
+def test_experts_are_numbered_by_integers_of_any_width(dtype, count, kwargs):
+    params = ExpertWeights(*(jnp.asarray(RNG.normal(size=(count, *size)), "float32") for size in [(8, 3), (3, 8)]))
+    x, experts = X[0], jnp.arange(count - TOKENS // 4, count).reshape(-1, 1)
+    narrow, whole = (
+        dropless(x, e, SHARES[0, :, :1], params, RANKS, **kwargs) for e in (experts.astype(dtype), experts)
+    )
+    np.testing.assert_array_equal(narrow, whole)
+    assert np.all(np.any(whole, -1))
+
+
 def train(params, x, experts):
     """A step of experts behind a layer below; ``experts`` are given, so that routing is what a test wants."""
 
@@ -211,6 +223,10 @@ def turns_taken(numbers, capacity, **kwargs):
             r"weights: shape \(2, 32, 2\) is not \[... choices\] \(4, 32, 2\), to fit x \(4, 32, 8\)",
         ),
         ({"experts": SHARES}, r"experts: float32 numbers no experts; give integers"),
+        ({"experts": jnp.array(1)}, r"x \(4, 32, 8\) with experts \(\) has no tokens, or choices, to send"),
+        ({"weights": jnp.array(1j)}, r"weights: complex64 weighs no results; give floats, such as weights.astype"),
+        ({"weights": jnp.array(1)}, r"weights: int32 weighs no results; give floats"),
+        ({"capacity": "1"}, r"capacity='1': a turn needs room; give 1.05"),
     ],
     ids=str,
 )
@@ -225,7 +241,11 @@ def test_what_does_not_fit_is_refused(given, text):
     [
         ((1.5, [[1, 2, 3, 4]], 2), r"quantile=1.5: a part of all exchanges is between 0 and 1; give 0.99"),
         ((0.9, [[1, 2, 3, 4], [0, 0, 0, 0]], 2), r"loads: exchanges of shape \(2, 4\) have no tokens"),
+        (("all", [[1, 2, 3, 4]], 2), r"quantile='all': a part of all exchanges is between 0 and 1"),
+        ((0.9, [[1, -2, 3, 4]], 2), r"loads: some are no numbers of tokens; give how many each expert was sent"),
+        ((0.9, [[1, np.nan, 3, 4]], 2), r"loads: some are no numbers of tokens"),
         ((0.9, [[1, 2, 3, 4]], 3), r"ranks=3 does not divide experts=4; the nearest is 2 or 4"),
+        ((0.9, [[1, 2, 3, 4]], 0), r"ranks=0 is no number of devices; give an int of at least 1"),
     ],
     ids=str,
 )
