@@ -10,18 +10,20 @@ before all are. So ``plan.simulate`` has to know. The seconds of the products ar
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from math import prod
 
 from meshdsl.ir.graph import Graph, Op, Value
-from meshdsl.ir.index import producers
-from meshdsl.ir.solution import Solution
+from meshdsl.ir.rings import ProductRing
+from meshdsl.ir.solution import Bucket, Solution
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.reshard import steps_to
 
 Merged = tuple[Op, ...]
 
 
-def merged_products(graph: Graph, solution: Solution, most: float, apart: Collection[int]) -> list[Merged]:
+def merged_products(graph: Graph, solution: Solution, most: float, rings: Mapping[int, ProductRing]) -> list[Merged]:
     """The operations of a graph in the order in which they run, those that are merged as one.
 
     Two products are merged if they read one operand in one layout, sum over the same dims of it, do not depend on each
@@ -32,24 +34,33 @@ def merged_products(graph: Graph, solution: Solution, most: float, apart: Collec
       graph: without its bodies.
       solution: the plan, which says what a device has of operands and results.
       most: bytes that one of two products reads and writes at most on one device; 0 if none are merged.
-      apart: ids of products that stay as they are.
+      rings: by operation id, what runs in parts, and stays as it is.
     """
     ops = graph.ops[:-1]
     by_key = defaultdict[Hashable, list[int]](list)
     for at, op in enumerate(ops if most else ()):
-        if op.name == "dot_general" and op.id not in apart:
+        if op.name == "dot_general" and op.id not in rings:
             for key in _operand_keys(op, solution):
                 by_key[key].append(at)
     alike = [members for members in by_key.values() if len(members) > 1]
     if not alike:
         return [(op,) for op in ops]
-    groups = _Groups(graph)
+    groups, places = _Groups(graph, solution), {op.id: at for at, op in enumerate(ops)}
+    for ring in {id(ring): ring for ring in rings.values()}.values():  # a ring runs where its first product stands
+        for op in ring.ops if ring.products[0].op.id in places else ():
+            groups.merge(places[ring.products[0].op.id], places[op.id])
     for members in alike:
         for i, at in enumerate(members):
             for other in members[:i]:
                 if min(_bytes(ops[n], solution) for n in (at, other)) <= most and groups.merge(other, at):
                     break
-    return [tuple(ops[at] for at in members) for members in groups.ordered()]
+    return [
+        part
+        for members in groups.ordered()
+        for part in (
+            [(ops[at],) for at in members] if ops[members[0]].id in rings else [tuple(ops[at] for at in members)]
+        )
+    ]
 
 
 def _operand_keys(op: Op, solution: Solution) -> Iterator[Hashable]:
@@ -78,14 +89,34 @@ def _bytes(op: Op, solution: Solution) -> float:
 class _Groups:
     """Operations by position, some of which are merged; none waits for itself."""
 
-    def __init__(self, graph: Graph) -> None:
-        made, places = producers(graph), {op.id: at for at, op in enumerate(graph.ops)}
+    def __init__(self, graph: Graph, solution: Solution) -> None:
+        self._solution = solution
+        self._buckets = {step: bucket for bucket in solution.buckets for step in bucket.steps}
+        self._places = {v.id: at for at, op in enumerate(graph.ops) for v in op.outputs}
+        self._known: dict[Bucket, frozenset[int]] = {}
         self._after = [
-            {places[made[x.id].id] for x in op.inputs if isinstance(x, Value) and x.id in made} for op in graph.ops[:-1]
+            {
+                at
+                for i, x in enumerate(op.inputs)
+                if isinstance(x, Value)
+                for at in self._sources(x.id, solution.uses[op.id, i])
+            }
+            for op in graph.ops[:-1]
         ]
         self._members = {at: [at] for at in range(len(self._after))}
         self._group = list(self._members)
         self._spans: list[tuple[int, int]] = []  # the first and the last position of what was merged
+
+    def _sources(self, value: int, layout: Layout) -> Iterator[int]:
+        """Where the producer of a value in a layout stands, and those of all that is sent with it."""
+        if value in self._places:
+            yield self._places[value]
+        for step in steps_to(layout, self._solution.trees.get(value, ())):
+            if bucket := self._buckets.get((value, step.after)):
+                if bucket not in self._known:
+                    self._known[bucket] = frozenset[int]()  # a step of it may start from another one
+                    self._known[bucket] = frozenset(at for each in bucket.steps for at in self._sources(*each))
+                yield from self._known[bucket]
 
     def merge(self, one: int, other: int) -> bool:
         """Merges the groups of two operations, unless one of them waits for the other; returns whether they are one."""

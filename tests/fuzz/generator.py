@@ -14,9 +14,9 @@ from tests.fuzz.pins import input_pins
 from tests.fuzz.writer import NAMES, Draw, Input, Value, Writer
 
 MESHES = ("x=8", "x=4,y=2", "x=2,y=2,z=2", "x=2,y=4", "x=4", "x=2", "x=3,y=2", "x=2,y=3", "x=5", "x=2,y=1,z=3")
-SLOW_LINKS = Topology("slow links", 1e10, 1e10, 4e9, 4e9, 0.0, (Link(1e-6, 1e6),))
+SLOW_LINKS = Topology("slow links", 1e10, 1e10, 4e9, 4e9, 0.0, (Link(1e-6, 1e6),), beside_products=True)
 SLOW_DEVICES = Topology("slow devices", 1e5, 1e5, 1e5, 4e9, 0.0, (Link(0.0, 1e9),))
-BALANCED = Topology("balanced", 1e8, 1e8, 1e8, 4e9, 1e-7, (Link(1e-6, 1e8, 2), Link(2e-6, 2e7)))
+BALANCED = Topology("balanced", 1e8, 1e8, 1e8, 4e9, 1e-7, (Link(1e-6, 1e8, 2), Link(2e-6, 2e7)), merges=1e9)
 TOPOLOGIES = (SLOW_LINKS, SLOW_DEVICES, BALANCED)
 SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 17, 25)
 
