@@ -16,9 +16,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import meshdsl as md
+from meshdsl.errors import ArgumentError, is_a
 from meshdsl.models.ring_attention import Terms, ring_attention
+
+FORMS = ("plain", "recomputed", "blockwise", "ring", "permuted_ring")
 
 
 def dot_product_attention(
@@ -60,14 +64,19 @@ def dot_product_attention(
       forms: more functions of query, key and value with this result, by name, such as kernels with a rule; left out
         of calls with a ``bias``, ``mask`` or lengths.
 
-    The choice is called ``attention``, and after the kinds of arguments, such as ``attention.causal.window``: calls of
-    one kind take the same form.
+    The choice is called ``attention``, and after the kinds of arguments, such as ``attention.causal.window``, whether
+    there are rings (``blocks``), and the names of ``forms``: calls of one kind take the same form.
+
+    Raises:
+      ArgumentError: ``query``, ``key`` or ``value`` has other dims, ``blocks`` is no positive integer, or one of
+        ``forms`` is no function, or has the name of a form above.
 
     Example:
       >>> query, key = jnp.ones((2, 64, 4, 8)), jnp.ones((2, 64, 2, 8))
       >>> dot_product_attention(query, key, key, is_causal=True).shape
       (2, 64, 4, 8)
     """
+    _check({"query": query, "key": key, "value": value}, blocks, forms or {})
     jaxs = partial(
         jax.nn.dot_product_attention,
         scale=scale,
@@ -101,13 +110,33 @@ def dot_product_attention(
     # Causal rings skip visits, but a query that sees no key has the mean of all values: each is to see itself.
     sees_itself = not features["cross"] and key_value_seq_lengths is None and (window is None or min(window) >= 0)
     if blocks > 1 and bias is None and mask is None and (sees_itself or not is_causal):
+        features["blocks"] = True
         variants["ring"] = partial(ring, blocks, "usual")
         if is_causal:
             variants["permuted_ring"] = partial(ring, blocks, "permuted")
     if not (features["bias"] or features["mask"] or features["lengths"]):
         variants |= {name: partial(_in_form, form) for name, form in (forms or {}).items()}
+        features |= dict.fromkeys(forms or {}, True)
     name = ".".join(["attention", *(feature for feature, given in features.items() if given)])
     return md.alternatives(name, variants)(*arrays)
+
+
+def _check(arrays: Mapping[str, Any], blocks: Any, forms: Any) -> None:
+    """Raises ArgumentError unless arguments that jax's function does not check are as stated."""
+    for name, x in arrays.items():
+        if isinstance(x, md.NamedArray):
+            raise ArgumentError(f"{name}: is a named tensor [{' '.join(x.dims)}]; give {name}.array")
+        if jnp.ndim(x) not in (3, 4):
+            raise ArgumentError(f"{name}: shape {jnp.shape(x)} is neither [batch seq heads head] nor [seq heads head]")
+    if not isinstance(blocks, int | np.integer) or blocks < 1:
+        raise ArgumentError(f"blocks: {is_a(blocks)}, not the size of the axis that splits the sequence, 1 or more")
+    if not isinstance(forms, Mapping):
+        raise ArgumentError(f"forms: {is_a(forms)}, not a dict of functions by name")
+    for name, form in forms.items():
+        if name in FORMS:
+            raise ArgumentError(f"forms: {name!r} is the name of a form of its own; give another")
+        if not callable(form):
+            raise ArgumentError(f"forms: {name}: {is_a(form)}, not a function of query, key and value")
 
 
 def _in_ring(

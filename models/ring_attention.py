@@ -55,7 +55,7 @@ class Terms(NamedTuple):
     """Arrays that change scores; None where there is none.
 
     Args:
-      bias: is added, ``[batch heads queries seq keys]``; sizes may be 1.
+      bias: is added, ``[batch heads queries seq keys]``; sizes may be 1, but for ``keys``.
       mask: true for the scores that are kept, ``[batch heads queries seq keys]``; sizes may be 1.
       lengths: the number of keys, ``[batch]``.
     """
@@ -207,11 +207,11 @@ def ring_attention(
         raise ArgumentError(f"order: no order {order!r}{nearest(order, ORDERS)}; it is one of {known}")
     mode = "whole" if not causal else "usual" if order == "usual" or blocks == 1 else "zigzag"
     is_permuted = mode == "zigzag" and order == "permuted"
-    if is_permuted:
-        query, key, value = (_permuted(x, zigzag(2 * blocks, blocks)) for x in (query, key, value))
     batch, _, heads, queries, head = query.shape
     parts = 2 if mode == "zigzag" else 1
     chunk, others = (chunk_length(x.shape[1], parts * blocks) for x in (query, key))
+    if is_permuted:
+        query, key, value = (_permuted(x, zigzag(2 * blocks, blocks)) for x in (query, key, value))
     rows = jnp.moveaxis(query.reshape(batch, blocks, parts, chunk, heads, queries, head), 3, 5)
     pairs = jnp.stack([x.reshape(batch, blocks, parts, others, heads, head) for x in (key, value)], 3)
     kind = _Kind(mode, layout, fused, head**-0.5 if scale is None else scale, window)

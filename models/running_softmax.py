@@ -193,7 +193,7 @@ def _over_blocks(meet: Callable[[Any, Visit], tuple[Any, Any]], carry: Any, visi
     """
     length = visit.key.shape[-2]
     count = -(-length // BLOCK)
-    if count == 1:
+    if count <= 1:
         return meet(carry, visit)
     size = length // count
     given = {name: (getattr(visit, name), axis) for name, axis in _ALONG_KEYS.items()}

@@ -183,8 +183,8 @@ class FunctionWithRule(Generic[Params, Result]):
         operands = {name: tuple(x.shape) for name, x in arrays.items()}
         check_fit(self.name, self.stated, operands)
         types = jax.eval_shape(flat.whole, *arrays.values())
-        if counted is not None and types != (others := jax.eval_shape(counted.whole, *arrays.values())):
-            raise RuleError(f"like: returns {others}, where {self.name} returns {types}")
+        if counted is not None:
+            _check_like(self.name, counted, types, list(arrays.values()))
         found, out_tree = jax.tree_util.tree_flatten_with_path(types)
         results = {join_path(["result", *map(_key, keys)]): tuple(y.shape) for keys, y in found}
         check_fit(self.name, self.stated, operands, results)
@@ -226,6 +226,17 @@ def _check(ruled: RuledCall, arrays: Sequence[Any]) -> tuple[Signature, ...]:
     ports = [*arrays, *results]
     rows = legal_rows(ruled, [tuple(x.shape) for x in ports], [x.dtype for x in ports])
     return RuleCheck(ruled, tuple(map(np.asarray, arrays)), rows, (2, 3)).check()
+
+
+def _check_like(name: str, like: FlatFunction, types: Any, arrays: Sequence[Any]) -> None:
+    """Raise RuleError unless a function takes the arguments of another, and returns arrays of its types."""
+    try:
+        others = jax.eval_shape(like.whole, *arrays)
+    except TypeError as error:
+        raise RuleError(f"like: refuses the arguments of {name}: {error}; give a function of the same ones") from error
+    ours, theirs = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree) for tree in (types, others))
+    if ours != theirs:
+        raise RuleError(f"like: returns {theirs}, where {name} returns {ours}")
 
 
 def _is_array(x: Any) -> bool:

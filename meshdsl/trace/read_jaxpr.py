@@ -26,6 +26,7 @@ from jax.extend.core import Literal as JaxLiteral
 from jax.lax import optimization_barrier_p
 from jax.sharding import NamedSharding
 
+from meshdsl.errors import TraceError
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
 from meshdsl.ir.rewrite import broadcast_params
@@ -506,11 +507,20 @@ def _under(site: CallSite, atoms: Sequence[Atom], shardings: Sequence[Any], by: 
 
 @reader(
     *("closed_call", "core_closed_call", "call", "core_call", "named_call"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
     *("custom_vmap_call", "linear_call", "composite", "remat_opt", "eval_jaxpr", "fused_call", "xla_metadata_call"),
 )
 def _call(site: CallSite) -> Sequence[Atom]:
     return _inlined(site, site.inputs)
+
+
+@reader("custom_lin")
+def _forward_mode(site: CallSite) -> Sequence[Atom]:
+    """The tangent of a function with ``jax.custom_vjp``, which reverse mode transposes away."""
+    raise TraceError(
+        f"a forward-mode derivative at {site.place.source}: a function with jax.custom_vjp has none; take jax.grad, "
+        "jax.vjp or jax.jacrev in place of jax.jvp, jax.linearize, jax.jacfwd or the outer part of jax.hessian"
+    )
 
 
 @reader("remat", "remat2", "checkpoint")

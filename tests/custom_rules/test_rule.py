@@ -144,12 +144,18 @@ def test_the_cost_of_a_kernel_is_that_of_a_function_like_it():
     [
         (3, "", "like: .*not a function"),
         (lambda x: x, "tanh", "like: is for functions, not for primitives"),
+        (lambda x, y: x, "", "like: refuses the arguments of <lambda>: .*'y'; give a function of the same ones"),
         (lambda x: x[0], "", r"like: returns .*\(4,\).*, where <lambda> returns"),
     ],
 )
 def test_what_a_kernel_cannot_be_like(like, primitive, text):
     with pytest.raises(RuleError, match=text):
         md.rule("a b -> a b", like=like, primitive=primitive)(lambda x: x)(np.ones((3, 4)))
+
+
+def test_a_kernel_may_be_like_a_function_of_weak_type():
+    ruled = md.rule("a b -> a b", like=lambda x: jnp.where(x > 0, 1.0, 0.0))(lambda x: (x > 0).astype(x.dtype))
+    assert ruled(np.ones((3, 4), np.float32)).shape == (3, 4)
 
 
 def test_equal_calls_are_one():

@@ -11,6 +11,7 @@ from flax import linen, nnx
 from jax.experimental.pallas.ops.gpu.attention import mha
 
 import meshdsl as md
+from meshdsl.errors import ArgumentError
 from meshdsl.models.dot_product_attention import dot_product_attention
 from meshdsl.models.running_softmax import BLOCK
 from meshdsl.primitives.alternatives import taking
@@ -129,7 +130,7 @@ def test_bfloat16_has_its_softmax_in_float32(form):
     arrays, given = operands(64, 64), {"is_causal": True}
     rounded = [x.astype(jnp.bfloat16) for x in arrays]
     exact = values(jax.nn.dot_product_attention, [x.astype(jnp.float32) for x in rounded], given)
-    with taking([("attention.causal", form)]):
+    with taking([("attention.causal.blocks", form)]):
         found = values(partial(dot_product_attention, blocks=4), rounded, given)
     for a, b in zip(found, exact, strict=True):
         assert np.abs(a - b).max() < 0.02 * max(1, np.abs(b).max())
@@ -139,7 +140,7 @@ def test_sequences_may_have_no_batch():
     query, key, value = (x[0] for x in operands(8, 8))
     expected = jax.nn.dot_product_attention(query, key, value, is_causal=True)
     for form in (*PLAIN, *RINGS):
-        with taking([("attention.causal", form)]):
+        with taking([("attention.causal.blocks", form)]):
             found = dot_product_attention(query, key, value, is_causal=True, blocks=2)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -147,20 +148,85 @@ def test_sequences_may_have_no_batch():
 @pytest.mark.parametrize(
     "keys, given, name, rings",
     [
-        (16, {}, "attention", 1),
-        (16, {"is_causal": True, "local_window_size": 3}, "attention.causal.window", 2),
-        (8, {}, "attention.cross", 1),
+        (16, {}, "attention.blocks", 1),
+        (16, {"is_causal": True, "local_window_size": 3}, "attention.causal.window.blocks", 2),
+        (8, {}, "attention.cross.blocks", 1),
         (8, {"is_causal": True}, "attention.causal.cross", 0),
         (16, {"mask": kept(1, 1, 16, 16)}, "attention.mask", 0),
         (16, {"bias": normal(1, 1, 16, 16)}, "attention.bias", 0),
-        (16, {"is_causal": True, "query_seq_lengths": LENGTHS}, "attention.causal.lengths", 2),
+        (16, {"is_causal": True, "query_seq_lengths": LENGTHS}, "attention.causal.lengths.blocks", 2),
         (16, {"is_causal": True, "key_value_seq_lengths": LENGTHS}, "attention.causal.lengths", 0),
     ],
 )
 def test_a_call_offers_the_forms_that_can_express_it(keys, given, name, rings):
     arrays = operands(16, keys)
     assert offered(arrays, given | {"blocks": 4}) == (name, (*PLAIN, *RINGS[:rings]))
-    assert offered(arrays, given) == (name, PLAIN)
+    assert offered(arrays, given) == (name.removesuffix(".blocks"), PLAIN)
+
+
+def test_calls_of_other_forms_are_of_another_name():
+    """A name is of the same functions in all of a step, or the step is refused."""
+    lengths, given = jnp.asarray(LENGTHS), {"is_causal": True, "blocks": 4}
+
+    def step(query, key, value):
+        x = dot_product_attention(query, key, value, query_seq_lengths=lengths, **given)
+        x = dot_product_attention(x, key, value, key_value_seq_lengths=lengths, **given)
+        x = dot_product_attention(
+            x, key, value, forms={"kernel": partial(jax.nn.dot_product_attention, is_causal=True)}, **given
+        )
+        return dot_product_attention(x, key, value, is_causal=True)
+
+    arrays = operands(16, 16)
+    plan = md.parallelize(step, "seq=2", {"**": "seq=S(1)"}).plan(*arrays)
+    names = ["attention.causal" + kind for kind in (".lengths.blocks", ".lengths", ".blocks.kernel", "")]
+    assert [name for name, _ in plan.alternatives] == names
+
+
+@pytest.mark.parametrize("form", ["blockwise", "ring"])
+def test_forms_without_a_forward_mode_are_left_out(form):
+    """``jax.jvp`` of a function with ``jax.custom_vjp`` is refused by jax where it is compiled."""
+
+    def step(*arrays):
+        return jax.jvp(partial(dot_product_attention, blocks=4), arrays, arrays)[1]
+
+    sharded = md.parallelize(step, "seq=4", {"**": "seq=S(1)"})
+    plan = sharded.plan(*(arrays := operands(16, 16)))
+    assert re.search(f"{form} cannot be planned: a forward-mode derivative at .*jax.jvp", plan.notes[-1])
+    np.testing.assert_allclose(sharded(*arrays), step(*arrays), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks", "causal", "text"),
+    [
+        ((2, 0, 4, 8), 1, False, "blockwise cannot be planned: .*zero-size array"),
+        ((2, 12, 4, 8), 4, True, "permuted_ring cannot be planned: .*seq=12 does not divide into 8 chunks"),
+    ],
+)
+def test_forms_that_refuse_lengths_say_why(shape, blocks, causal, text):
+    def step(query, key):
+        return dot_product_attention(query, key, key, is_causal=causal, blocks=blocks)
+
+    query = jnp.ones((2, shape[1] or 12, 4, 8))
+    plan = md.parallelize(step, "seq=4", {"**": "seq=B"}).plan(query, jnp.ones(shape))
+    assert re.search(text, plan.notes[-1])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"blocks": 0}, "blocks: 0 is an int, not the size of the axis"),
+        ({"blocks": "8"}, "blocks: '8' is a str, not the size of the axis"),
+        ({"forms": [max]}, "forms: .* is a list, not a dict"),
+        ({"forms": {"plain": max}}, "forms: 'plain' is the name of a form of its own"),
+        ({"forms": {"flash": 3}}, "forms: flash: 3 is an int, not a function"),
+        ({"query": jnp.ones((4, 8))}, r"query: shape \(4, 8\) is neither \[batch seq heads head\]"),
+        ({"key": md.named(jnp.ones((2, 8, 4)), "seq heads head")}, r"key: .*\[seq heads head\]; give key.array"),
+    ],
+)
+def test_arguments_that_jax_does_not_check(given, text):
+    arrays = dict(zip(("query", "key", "value"), operands(8, 8), strict=True))
+    with pytest.raises(ArgumentError, match=text):
+        dot_product_attention(**{**arrays, **given})
 
 
 def test_kernels_with_a_rule_are_forms_of_their_own():
@@ -173,14 +239,14 @@ def test_kernels_with_a_rule_are_forms_of_their_own():
 
     given = {"is_causal": True, "forms": {"flash": flash}}
     arrays = operands(128, 128, groups=1, heads=4, head=16)
-    assert offered(arrays, given) == ("attention.causal", (*PLAIN, "flash"))
+    assert offered(arrays, given) == ("attention.causal.flash", (*PLAIN, "flash"))
     assert offered(arrays, given | {"mask": kept(1, 1, 128, 128)})[1] == PLAIN
 
     def step(*arrays):
         return jax.grad(lambda *x: jnp.mean(dot_product_attention(*x, **given) ** 2), (0, 1, 2))(*arrays)
 
     sharded = md.parallelize(step, "model=4", {"**": "model=S(2)"}, outputs={"**": "model=S(2)"})
-    assert sharded.plan(*arrays).alternatives == (("attention.causal", "flash"),)
+    assert sharded.plan(*arrays).alternatives == (("attention.causal.flash", "flash"),)
     expected = jax.grad(lambda *x: jnp.mean(causal(*x) ** 2), (0, 1, 2))(*arrays)
     for a, b in zip(sharded(*arrays), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)

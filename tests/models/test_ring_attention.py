@@ -126,7 +126,7 @@ def long_step(w, x):
 def test_the_planner_takes_a_ring_for_long_sequences(seq, taken):
     shapes = jax.ShapeDtypeStruct((3, 256, 2, 64), jnp.float32), jax.ShapeDtypeStruct((1, seq, 256), jnp.float32)
     sharded = md.parallelize(long_step, md.Mesh(seq=4, topology="dgx-h100"), {"x": "seq=S(1)", "w": "seq=B"})
-    assert sharded.plan(*shapes).alternatives == (("attention.causal", taken),)
+    assert sharded.plan(*shapes).alternatives == (("attention.causal.blocks", taken),)
 
 
 @pytest.mark.parametrize("order", ["usual", "permuted"])
@@ -158,7 +158,7 @@ def test_models_take_a_batch_in_the_usual_order_if_the_planner_may_choose():
     params = filled(nnx.state(nnx.eval_shape(lambda: both[0](nnx.Rngs(0)))))
     expected = next_token_loss(model_function(both[0])(params), batch)
     for variant in ("plain", "recomputed", "blockwise", "ring", "permuted_ring"):
-        with taking([("attention.causal", variant)]):
+        with taking([("attention.causal.blocks", variant)]):
             found = jax.jit(lambda params: next_token_loss(model_function(both[1])(params), batch))(params)
         np.testing.assert_allclose(found, expected, rtol=2e-6)
 
