@@ -176,6 +176,8 @@ class FunctionWithRule(Generic[Params, Result]):
         """Return a call as one operation: its function of flat arrays, the arrays, and the tree of its results."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         constants = tuple((i, x) for i, x in enumerate(leaves) if not _is_array(x))
+        named = [(name, x) for name, x in zip(self._names(args, kwargs), leaves, strict=True) if not _is_array(x)]
+        _check_hashes([(self.name, self.function), ("like", self.like), *named])
         flat = FlatFunction(self.function, tree, constants)
         counted = None if self.like is None else FlatFunction(self.like, tree, constants)
         ruled = RuledCall(self.name, flat, self.stated, counted=counted)
@@ -237,6 +239,18 @@ def _check_like(name: str, like: FlatFunction, types: Any, arrays: Sequence[Any]
     ours, theirs = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree) for tree in (types, others))
     if ours != theirs:
         raise RuleError(f"like: returns {theirs}, where {name} returns {ours}")
+
+
+def _check_hashes(parts: Sequence[tuple[str, Any]]) -> None:
+    """Raise RuleError that names the parts of a call without a hash, which parameters of jax's primitives need."""
+    without = list[str]()
+    for name, x in parts:
+        try:
+            hash(x)
+        except TypeError:
+            without.append(f"{name}: {is_a(x)}")
+    if without:
+        raise RuleError(f"{', '.join(without)} without a hash; give a function, a number, a text or a frozen dataclass")
 
 
 def _is_array(x: Any) -> bool:

@@ -1,5 +1,7 @@
 """``md.rule``: one operation of the plan inside parallelize, the plain function everywhere else, false rules caught."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,6 +153,21 @@ def test_the_cost_of_a_kernel_is_that_of_a_function_like_it():
 def test_what_a_kernel_cannot_be_like(like, primitive, text):
     with pytest.raises(RuleError, match=text):
         md.rule("a b -> a b", like=like, primitive=primitive)(lambda x: x)(np.ones((3, 4)))
+
+
+@pytest.mark.parametrize("part", ["function", "like", "span"])
+def test_what_has_no_hash_is_named(part):
+    @dataclasses.dataclass
+    class Doubled:
+        factor: int = 2
+
+        def __call__(self, x, span):
+            return x * self.factor
+
+    function, like = (Doubled() if part == each else lambda x, span: x * 2 for each in ("function", "like"))
+    name = "Doubled" if part == "function" else part
+    with pytest.raises(RuleError, match=rf"^{name}: .* is a \S+ without a hash; give a function"):
+        md.rule("a b -> a b", like=like)(function)(np.ones((3, 4)), {1, 2} if part == "span" else 1)
 
 
 def test_a_kernel_may_be_like_a_function_of_weak_type():
