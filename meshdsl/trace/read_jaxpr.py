@@ -519,7 +519,7 @@ def _forward_mode(site: CallSite) -> Sequence[Atom]:
     """The tangent of a function with ``jax.custom_vjp``, which reverse mode transposes away."""
     raise TraceError(
         f"a forward-mode derivative at {site.place.source}: a function with jax.custom_vjp has none; take jax.grad, "
-        "jax.vjp or jax.jacrev in place of jax.jvp, jax.linearize, jax.jacfwd or the outer part of jax.hessian"
+        "jax.vjp or jax.jacrev in place of jax.jvp, jax.linearize or jax.jacfwd"
     )
 
 

@@ -195,6 +195,18 @@ def test_forms_without_a_forward_mode_are_left_out(form):
     np.testing.assert_allclose(sharded(*arrays), step(*arrays), rtol=1e-4, atol=1e-5)
 
 
+def test_second_derivatives_are_those_of_jax_in_blocks():
+    """Forward over reverse mode differentiates the backward pass itself."""
+
+    def product(attend, x):
+        return jax.jvp(jax.grad(lambda x: jnp.sum(attend(x, x, x, is_causal=True) ** 2)), (x,), (jnp.sin(x),))[1]
+
+    x = normal(1, 8, 2, 4)
+    with taking([("attention.causal", "blockwise")]):
+        found = product(dot_product_attention, x)
+    np.testing.assert_allclose(found, product(jax.nn.dot_product_attention, x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("shape", "blocks", "causal", "text"),
     [
