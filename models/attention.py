@@ -1,11 +1,13 @@
-"""Softmax attention, causal or bidirectional, in six variants with equal results, or the one that is planned fastest.
+"""Softmax attention, causal or bidirectional, in seven variants with equal results, or the one that is planned fastest.
 
     products    the attention weights ``[batch heads seq key]`` are ordinary tensors of the step
     recomputed  the weights are recomputed in the backward pass (selective recomputation, Korthikanti et al. 2022)
-    fused       one operation with a rule of its own, for kernels that never write the weights to memory
-                (FlashAttention, Dao et al. 2022): the plan counts its matmuls, half of them if causal, and memory
-                traffic of queries, keys and values only; if ``seq`` is split, all keys and values are gathered
-    masked      fused, by a kernel that also computes the products that a causal mask discards
+    fused       one operation with a rule of its own: the plan counts its matmuls, half of them if causal, memory
+                traffic of queries, keys and values only, and room for the weights while it runs; if ``seq`` is split,
+                all keys and values are gathered
+    flash       what runs is ``fused``; the plan predicts a kernel that never writes the weights to memory
+                (FlashAttention, Dao et al. 2022), which is not part of this package
+    masked      ``flash``, by a kernel that also computes the products that a causal mask discards
     ring        blocks of keys and values visit the queries of a split ``seq`` (``models.ring_attention``); if causal,
                 the batch must be in zig-zag order (``zigzag_batch``), else positions attend to later ones, without
                 an error
@@ -32,7 +34,7 @@ from meshdsl.models.dot_product_attention import dot_product_attention
 from meshdsl.models.ring_attention import ring_attention
 
 RINGS = ("ring", "fused_ring")
-VARIANTS = ("products", "recomputed", "fused", "masked", *RINGS, "auto")
+VARIANTS = ("products", "recomputed", "fused", "flash", "masked", *RINGS, "auto")
 BLOCKED = (*RINGS, "auto")
 
 
@@ -61,10 +63,9 @@ def attention(
         )
     if variant == "auto":
         return _on_arrays(partial(_fastest, causal, blocks), query, key, value)
-    if variant in ("fused", "masked"):
-        kernel = _causal if variant == "fused" else _masked
-        fused = partial(_on_positions, kernel) if causal else _whole
-        return _on_arrays(fused, query, key, value)
+    if variant in _KERNELS:
+        over_all, backwards = _KERNELS[variant]
+        return _on_arrays(partial(_on_positions, backwards) if causal else over_all, query, key, value)
     if variant in RINGS:
         ring = partial(ring_attention, blocks=blocks, causal=causal, fused=variant == "fused_ring")
         return _on_arrays(ring, query, key, value)
@@ -116,12 +117,21 @@ def _backwards(query: Any, key: Any, value: Any, position: Any) -> Any:
 
 
 _RULE = "b s h q _, b _ h _, b _ h e, s -> b s h q e"
-_causal, _masked = rule(_RULE, share=0.5)(_backwards), rule(_RULE)(_backwards)
+_causal = rule(_RULE, share=0.5)(_backwards)
 
 
-@rule("b s h q _, b _ h _, b _ h e -> b s h q e")
 def _whole(query: Any, key: Any, value: Any) -> Any:
     return _attend(query, key, value, True)
+
+
+_WHOLE_RULE = "b s h q _, b _ h _, b _ h e -> b s h q e"
+_bidirectional = rule(_WHOLE_RULE)(_whole)
+_without_weights = rule(_WHOLE_RULE, temporaries=False)(_whole)
+_KERNELS = {  # bidirectional, and causal
+    "fused": (_bidirectional, _causal),
+    "flash": (_without_weights, rule(_RULE, share=0.5, temporaries=False)(_backwards)),
+    "masked": (_without_weights, rule(_RULE, temporaries=False)(_backwards)),
+}
 
 
 def _attend(query: Any, key: Any, value: Any, mask: Any) -> Any:

@@ -395,7 +395,7 @@ def _absorbing(sight: Sight, scale: float) -> Any:
         )
 
     text = "b n h _ _, b n h _ _, b n h _ _ _, b n h _ _ _, b n _ h _ _ -> b n h _ _, b n h _ _, b n h _ _ _"
-    return rule(text, share=0.5 if sight.causal else 1.0)(_absorb)
+    return rule(text, share=0.5 if sight.causal else 1.0, temporaries=False)(_absorb)
 
 
 @cache
@@ -409,7 +409,7 @@ def _differentiating(sight: Sight, scale: float) -> Any:
 
     row = "b n h _ _ _, b n h _ _ _, b n h _ _, b n h _ _, b n h _ _"
     text = f"{row}, b n _ h _ _ -> b n h _ _ _, b n _ h _ _"
-    return rule(text, share=0.5 if sight.causal else 1.0)(_differentiate)
+    return rule(text, share=0.5 if sight.causal else 1.0, temporaries=False)(_differentiate)
 
 
 def _alike(query: jax.Array, pair: jax.Array) -> tuple[jax.Array, jax.Array]:

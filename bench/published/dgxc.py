@@ -68,7 +68,7 @@ def _case(number: int, row: dict[str, str]) -> Case:
         seq=int(row["seq"]),
         remat="all" if maxtext else "none",
         dtype="bfloat16",
-        attend="fused",
+        attend="flash",
     )
     model = f"{row['model']} {row['layers']} layers {row['gpu']}"
     return Case(

@@ -73,7 +73,7 @@ def _config(doublings: int, seq: int, remat: str) -> Config:
         vocab=VOCABULARY,
         remat=remat,
         dtype="bfloat16",
-        attend="fused",
+        attend="flash",
     )
 
 

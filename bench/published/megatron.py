@@ -33,7 +33,7 @@ def h100_weak() -> Iterator[Case]:
         row = {**row, "mbs": str(_microbatch_size(row)), "vp": chunks, "sequence_parallel": "tp"}
         flops = _model_flops(row) / int(row["gpus"])
         seconds = flops / float(row["tflops_per_gpu_model"]) / 1e12
-        yield _case("megatron_h100_weak_2024", i, row, seconds, "fused", "dgx-h100", {})
+        yield _case("megatron_h100_weak_2024", i, row, seconds, "flash", "dgx-h100", {})
 
 
 def _case(
@@ -49,7 +49,7 @@ def _case(
     microbatches = n["gbs"] // (n["dp"] * n["mbs"])
     full = recompute == "full"
     pipeline = stages(n["pp"], microbatches, "stage" if full else "none")
-    attend = "products" if full else "fused" if recompute == "fused" else "recomputed"
+    attend = "products" if full else "flash" if recompute == "fused" else "recomputed"
     remat = "all" if full and n["pp"] == 1 else "none"
     vocab = n.get("vocab", 51200)
     config = Config(

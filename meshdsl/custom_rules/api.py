@@ -47,6 +47,7 @@ def rule(
     decreasing: Sequence[int] = (),
     sizes: Mapping[str, int] = _NO_SIZES,
     share: float = 1.0,
+    temporaries: bool = True,
     like: Callable[..., Any] | None = None,
     primitive: str = "",
 ) -> "RuleText":
@@ -65,6 +66,9 @@ def rule(
       sizes: lengths of names in ``(a b)`` that do not follow from other dims.
       share: fraction of the function's multiplications that are executed, between 0 and 1, for its predicted time; a
         kernel skips those that a mask hides.
+      temporaries: whether the values that the function makes on the way take memory. A plain function given
+        without stands for a kernel that keeps them in registers: the plan is that of the kernel, and what runs needs
+        more. Those inside Pallas kernels and foreign calls never count.
       like: a function with the same arguments and result, whose multiplications are counted in place of the function's,
         also those of its gradient. The planner sees none inside Pallas kernels and foreign calls.
       primitive: the name of a primitive without a rule, in place of a function.
@@ -85,7 +89,7 @@ def rule(
         if not isinstance(x, str):
             raise RuleError(f"{name}: {is_a(x)}, not text")
     groups = {"linear": linear, "commuting": commuting, "increasing": increasing, "decreasing": decreasing}
-    stated = RuleText(parse(text, reduced, sizes, share, **groups), like)  # type: ignore[arg-type]
+    stated = RuleText(parse(text, reduced, sizes, share, temporaries, **groups), like)  # type: ignore[arg-type]
     if like is not None and not callable(like):
         raise RuleError(f"like: {is_a(like)}, not a function")
     if primitive and like is not None:

@@ -32,6 +32,7 @@ class RuleSpec:
     decreasing: tuple[int, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
     share: float = 1.0
+    temporaries: bool = True
 
     def __str__(self) -> str:
         return f"{', '.join(map(_text, self.inputs))} -> {', '.join(map(_text, self.outputs))}"
@@ -103,6 +104,7 @@ class RuleSpec:
             linear=(tuple(range(len(inputs) - count, len(inputs))),),
             sizes=tuple(sorted((f, known[f]) for dims in (*self.inputs, *self.outputs) for f in _joined(dims))),
             share=self.share,
+            temporaries=self.temporaries,
         )
 
     def _divisible(self) -> list[str]:
@@ -132,7 +134,12 @@ def check_fit(
 
 
 def parse(
-    text: str, reduced: Mapping[str, str], sizes: Mapping[str, int], share: float = 1.0, **groups: Groups
+    text: str,
+    reduced: Mapping[str, str],
+    sizes: Mapping[str, int],
+    share: float = 1.0,
+    temporaries: bool = True,
+    **groups: Groups,
 ) -> RuleSpec:
     """Parse the text of a rule; RuleError lists all its faults."""
     found = Rule.parse(text)
@@ -143,6 +150,7 @@ def parse(
         reduced=tuple(reduced.items()),
         sizes=tuple(sorted(sizes.items())),
         share=share,
+        temporaries=temporaries,
         **properties,  # type: ignore[arg-type]
     )
     rows = list(_text_faults(text, given))
@@ -161,6 +169,8 @@ def _text_faults(text: str, given: RuleSpec) -> Iterator[str]:
     )
     if not (isinstance(given.share, int | float) and 0 < given.share <= 1):
         yield f"share={given.share!r} is not a fraction of its multiplications, above 0 and up to 1"
+    if not isinstance(given.temporaries, bool):
+        yield f"temporaries={given.temporaries!r} is neither True nor False"
     yield from (f"{f} is reduced, but in no operand" for f, _ in given.reduced if f not in operands)
     for f, kind in given.reduced:
         if kind not in ("sum", "max", "min"):

@@ -258,9 +258,11 @@ class Liveness:
 def workspace_bytes(op: Op, mesh: Mesh) -> int:
     """Returns the bytes that a function with a rule needs beside operands and results, on whole operands.
 
-    They are stated, or else those of the temporary values of the function's operations.
+    They are stated, or else those of the temporary values of the function's operations, where these take memory.
     """
     ruled = op.params["ruled"]
+    if not ruled.stated.temporaries:
+        return 0
     types = tuple((x.shape, x.dtype) for x in op.inputs)
     return int(ruled.spent.room) if ruled.spent else _temporary_bytes(ruled.function, types, mesh)
 
