@@ -118,7 +118,7 @@ class Case:
 
     def sharded(self, topology: Topology) -> tuple[md.Sharded, tuple[object, ...]]:
         """Returns the step over its mesh, and the shapes of its arguments."""
-        fitted = {"contention": 0.0, "merges": 0.0}  # the rates have both in them
+        fitted = {"contention": 0.0, "merges": 0.0, "beside_products": False}  # the rates have all of them in them
         ours = {"asynchronous": KINDS, "across_loops": True, **fitted}
         theirs = {} if self.xla else WITHOUT_XLA[self.hardware]
         topology = replace(topology, pieces=self.pieces, **ours, **theirs)

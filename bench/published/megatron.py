@@ -49,7 +49,7 @@ def _case(
     microbatches = n["gbs"] // (n["dp"] * n["mbs"])
     full = recompute == "full"
     pipeline = stages(n["pp"], microbatches, "stage" if full else "none")
-    attend = "products" if full else "flash" if recompute == "fused" else "recomputed"
+    attend = "products" if full else "flash" if recompute == "flash" else "recomputed"
     remat = "all" if full and n["pp"] == 1 else "none"
     vocab = n.get("vocab", 51200)
     config = Config(
