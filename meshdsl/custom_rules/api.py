@@ -66,9 +66,9 @@ def rule(
       sizes: lengths of names in ``(a b)`` that do not follow from other dims.
       share: fraction of the function's multiplications that are executed, between 0 and 1, for its predicted time; a
         kernel skips those that a mask hides.
-      temporaries: whether the values that the function makes on the way take memory. A plain function given
-        without stands for a kernel that keeps them in registers: the plan is that of the kernel, and what runs needs
-        more. Those inside Pallas kernels and foreign calls never count.
+      temporaries: whether the function's temporary values count as memory. With ``False``, a plain function stands for
+        a kernel that keeps them in registers: the plan is that of the kernel, and what runs needs more. Those inside
+        Pallas kernels and foreign calls never count.
       like: a function with the same arguments and result, whose multiplications are counted in place of the function's,
         also those of its gradient. The planner sees none inside Pallas kernels and foreign calls.
       primitive: the name of a primitive without a rule, in place of a function.
@@ -94,6 +94,8 @@ def rule(
         raise RuleError(f"like: {is_a(like)}, not a function")
     if primitive and like is not None:
         raise RuleError("like: is for functions, not for primitives")
+    if primitive and not temporaries:
+        raise RuleError("temporaries: is for functions, not for primitives")
     if primitive:
         stated.register(primitive)
     return stated

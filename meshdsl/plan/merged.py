@@ -20,10 +20,10 @@ from meshdsl.ir.solution import Bucket, Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.reshard import steps_to
 
-Merged = tuple[Op, ...]
 
-
-def merged_products(graph: Graph, solution: Solution, most: float, rings: Mapping[int, ProductRing]) -> list[Merged]:
+def merged_products(
+    graph: Graph, solution: Solution, most: float, rings: Mapping[int, ProductRing]
+) -> list[tuple[Op, ...]]:
     """The operations of a graph in the order in which they run, those that are merged as one.
 
     Two products are merged if they read one operand in one layout, sum over the same dims of it, do not depend on each
@@ -54,13 +54,11 @@ def merged_products(graph: Graph, solution: Solution, most: float, rings: Mappin
             for other in members[:i]:
                 if min(_bytes(ops[n], solution) for n in (at, other)) <= most and groups.merge(other, at):
                     break
-    return [
-        part
-        for members in groups.ordered()
-        for part in (
-            [(ops[at],) for at in members] if ops[members[0]].id in rings else [tuple(ops[at] for at in members)]
-        )
-    ]
+    found = list[tuple[Op, ...]]()
+    for members in groups.ordered():
+        parts = tuple(ops[at] for at in members)
+        found += zip(parts) if parts[0].id in rings else [parts]  # those of a ring stay operations of their own
+    return found
 
 
 def _operand_keys(op: Op, solution: Solution) -> Iterator[Hashable]:
@@ -68,14 +66,8 @@ def _operand_keys(op: Op, solution: Solution) -> Iterator[Hashable]:
     contracted, batch = op.params["dimension_numbers"]
     for side, x in enumerate(op.inputs[:2]):
         if isinstance(x, Value):
-            yield (
-                side,
-                x.id,
-                solution.uses[op.id, side],
-                tuple(contracted[side]),
-                tuple(batch[side]),
-                op.outputs[0].dtype,
-            )
+            dims = tuple(contracted[side]), tuple(batch[side])
+            yield side, x.id, solution.uses[op.id, side], dims, op.outputs[0].dtype
 
 
 def _bytes(op: Op, solution: Solution) -> float:
@@ -114,7 +106,7 @@ class _Groups:
         for step in steps_to(layout, self._solution.trees.get(value, ())):
             if bucket := self._buckets.get((value, step.after)):
                 if bucket not in self._known:
-                    self._known[bucket] = frozenset[int]()  # a step of it may start from another one
+                    self._known[bucket] = frozenset[int]()  # its own steps are sent with it
                     self._known[bucket] = frozenset(at for each in bucket.steps for at in self._sources(*each))
                 yield from self._known[bucket]
 

@@ -155,6 +155,15 @@ def test_what_a_kernel_cannot_be_like(like, primitive, text):
         md.rule("a b -> a b", like=like, primitive=primitive)(lambda x: x)(np.ones((3, 4)))
 
 
+@pytest.mark.parametrize(
+    "temporaries, primitive, text",
+    [("none", "", "temporaries='none' is neither True nor False"), (False, "tanh", "temporaries: is for functions")],
+)
+def test_what_temporaries_cannot_be(temporaries, primitive, text):
+    with pytest.raises(RuleError, match=text):
+        md.rule("a b -> a b", temporaries=temporaries, primitive=primitive)
+
+
 @pytest.mark.parametrize("part", ["function", "like", "span"])
 def test_what_has_no_hash_is_named(part):
     @dataclasses.dataclass
